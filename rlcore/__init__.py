@@ -1,0 +1,1 @@
+"""Everything that is computed. Knows nothing of Prefect."""

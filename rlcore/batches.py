@@ -1,0 +1,210 @@
+"""The schema of every batch that travels between stages.
+
+A batch is a polars DataFrame. Each model below is strict: these columns, these dtypes, no nulls
+unless said, per-token columns of equal length within a row, and no NaN anywhere.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pandera.polars as pa
+import polars as pl
+from pandera.errors import SchemaError, SchemaErrors
+
+TOKENS = {"inner": pl.Int32()}
+FLOATS = {"inner": pl.Float32()}
+MESSAGE = pl.Struct({"role": pl.String, "content": pl.String})
+
+
+class BatchError(ValueError):
+    """A batch broke its schema. Names the column, the check, and the first offending keys."""
+
+
+class Batch(pa.DataFrameModel):
+    """Base of all batches."""
+
+    _key: ClassVar[str]
+    """The column that identifies a row. (pandera takes every public attribute for a column.)"""
+    _per_token: ClassVar[tuple[str, ...]] = ()
+    """List columns that have one element per response token; the first one sets the length."""
+
+    class Config:
+        strict = True
+
+
+class PromptBatch(Batch):
+    """One row per prompt."""
+
+    _key: ClassVar[str] = "prompt_id"
+
+    prompt_id: str = pa.Field(unique=True)
+    domain: str
+    tag: str
+    messages: pl.List = pa.Field(dtype_kwargs={"inner": MESSAGE})
+    prompt_ids: pl.List = pa.Field(dtype_kwargs=TOKENS)
+    ground_truth: str
+    """What the domain's grader compares with; JSON where the grader needs more than a string."""
+    seed: int = pa.Field(ge=0)
+    """Seed of the prompt's sampling; response k of the group uses a seed derived from it and k."""
+    epoch: int = pa.Field(ge=0)
+    """How often this prompt's dataset had been gone through before."""
+
+
+class RolloutBatch(Batch):
+    """One row per response. `sample_id` is `{prompt_id}#{index in the group}`."""
+
+    _key: ClassVar[str] = "sample_id"
+    _per_token: ClassVar[tuple[str, ...]] = ("response_ids", "loss_mask", "rollout_logprobs", "policy_versions")
+
+    sample_id: str = pa.Field(unique=True)
+    prompt_id: str
+    domain: str
+    prompt_ids: pl.List = pa.Field(dtype_kwargs=TOKENS)
+    response_ids: pl.List = pa.Field(dtype_kwargs=TOKENS)
+    loss_mask: pl.List = pa.Field(dtype_kwargs={"inner": pl.Boolean()})
+    """True where a token trains."""
+    rollout_logprobs: pl.List = pa.Field(dtype_kwargs=FLOATS)
+    """log μ of each sampled token, of the distribution that was sampled from."""
+    policy_versions: pl.List = pa.Field(dtype_kwargs=TOKENS)
+    """Optimizer updates behind the weights that sampled each token."""
+    finish_reason: str = pa.Field(isin=["stop", "length", "abort"])
+    response_text: str
+    seconds: float = pa.Field(ge=0)
+    """From submission to the last token."""
+
+
+class RewardBatch(Batch):
+    """One row per response."""
+
+    _key: ClassVar[str] = "sample_id"
+
+    sample_id: str = pa.Field(unique=True)
+    reward: float = pa.Field(nullable=True)
+    """Null unless `reward_status` is scored."""
+    reward_status: str = pa.Field(isin=["scored", "timeout", "grader_error", "infra_error"])
+    components: pl.List = pa.Field(dtype_kwargs={"inner": pl.Struct({"name": pl.String, "value": pl.Float64})})
+    """What the reward is made of, by name; empty unless scored."""
+    detail: str
+    """Why a response was not scored; empty if it was."""
+    seconds: float = pa.Field(ge=0)
+
+    @pa.dataframe_check(name="reward is null exactly where reward_status is not 'scored'")
+    def _null_unless_scored(cls, data: pa.PolarsData) -> pl.LazyFrame:
+        return data.lazyframe.select((pl.col("reward_status") == "scored") == pl.col("reward").is_not_null())
+
+
+class LogprobBatch(Batch):
+    """One row per response: log-probabilities of its tokens under one model."""
+
+    _key: ClassVar[str] = "sample_id"
+    _per_token: ClassVar[tuple[str, ...]] = ("logprobs",)
+
+    sample_id: str = pa.Field(unique=True)
+    logprobs: pl.List = pa.Field(dtype_kwargs=FLOATS)
+
+
+class TrainBatch(Batch):
+    """One row per response, with everything that the update reads."""
+
+    _key: ClassVar[str] = "sample_id"
+    _per_token: ClassVar[tuple[str, ...]] = (
+        "response_ids",
+        "loss_mask",
+        "rollout_logprobs",
+        "old_logprobs",
+        "ref_logprobs",
+        "advantages",
+        "returns",
+    )
+
+    sample_id: str = pa.Field(unique=True)
+    prompt_ids: pl.List = pa.Field(dtype_kwargs=TOKENS)
+    response_ids: pl.List = pa.Field(dtype_kwargs=TOKENS)
+    loss_mask: pl.List = pa.Field(dtype_kwargs={"inner": pl.Boolean()})
+    rollout_logprobs: pl.List = pa.Field(dtype_kwargs=FLOATS)
+    old_logprobs: pl.List = pa.Field(dtype_kwargs=FLOATS)
+    ref_logprobs: pl.List = pa.Field(dtype_kwargs=FLOATS, nullable=True)
+    """Null as a whole where no reference model is used."""
+    advantages: pl.List = pa.Field(dtype_kwargs=FLOATS)
+    returns: pl.List = pa.Field(dtype_kwargs=FLOATS)
+    sample_weight: float = pa.Field(ge=0)
+    drop_reason: str = pa.Field(nullable=True, isin=["no_reward", "no_variance", "empty_response"])
+    """Why this row does not train (its loss mask is all False then); null if it does."""
+
+
+class EvalBatch(Batch):
+    """One row per held-out prompt, answered greedily."""
+
+    _key: ClassVar[str] = "prompt_id"
+    _per_token: ClassVar[tuple[str, ...]] = ("response_ids", "rollout_logprobs")
+
+    prompt_id: str = pa.Field(unique=True)
+    domain: str
+    tag: str
+    prompt_text: str
+    response_ids: pl.List = pa.Field(dtype_kwargs=TOKENS)
+    rollout_logprobs: pl.List = pa.Field(dtype_kwargs=FLOATS)
+    finish_reason: str = pa.Field(isin=["stop", "length", "abort"])
+    response_text: str
+    ground_truth: str
+    reward: float = pa.Field(nullable=True)
+    reward_status: str = pa.Field(isin=["scored", "timeout", "grader_error", "infra_error"])
+
+
+SCHEMAS: dict[str, type[Batch]] = {
+    schema.__name__: schema
+    for schema in (PromptBatch, RolloutBatch, RewardBatch, LogprobBatch, TrainBatch, EvalBatch)
+}
+
+
+def key_column(schema: type[Batch]) -> str:
+    """Name of the column that identifies a row."""
+    return schema._key
+
+
+def validate(batch: pl.DataFrame, schema: type[Batch]) -> pl.DataFrame:
+    """The same frame, checked: columns, dtypes, values, list lengths, nulls inside lists, NaN.
+
+    Raises:
+        BatchError: names the column, the check, and the first three offending keys.
+    """
+    try:
+        schema.validate(batch)
+    except (SchemaError, SchemaErrors) as error:
+        raise BatchError(_describe(error, batch, schema)) from None
+    lists = [name for name, dtype in batch.schema.items() if isinstance(dtype, pl.List)]
+    for name in lists:
+        holes = pl.col(name).list.eval(pl.element().is_null()).list.any()
+        _refuse(batch, schema, name, "no null inside a list", holes)
+    for name, dtype in batch.schema.items():
+        if dtype.is_float():
+            _refuse(batch, schema, name, "finite", ~pl.col(name).is_finite())
+        elif isinstance(dtype, pl.List) and dtype.inner in (pl.Float32, pl.Float64):
+            _refuse(batch, schema, name, "finite", ~pl.col(name).list.eval(pl.element().is_finite()).list.all())
+    for name in schema._per_token[1:]:
+        first = schema._per_token[0]
+        unequal = pl.col(name).list.len() != pl.col(first).list.len()
+        _refuse(batch, schema, name, f"as many elements as {first}", unequal)
+    return batch
+
+
+def _refuse(batch: pl.DataFrame, schema: type[Batch], column: str, check: str, offends: pl.Expr) -> None:
+    rows = batch.filter(offends.fill_null(False))
+    if len(rows):
+        keys = ", ".join(rows[schema._key].head(3).to_list())
+        raise BatchError(f"{schema.__name__}.{column}: {len(rows)} rows fail the check '{check}', first: {keys}")
+
+
+def _describe(error: SchemaError | SchemaErrors, batch: pl.DataFrame, schema: type[Batch]) -> str:
+    """One line for pandera's error, which otherwise carries whole rows."""
+    first = error.schema_errors[0] if isinstance(error, SchemaErrors) else error
+    column = getattr(first.schema, "name", None) or schema.__name__
+    check = getattr(first.check, "name", None) or first.check or first.reason_code
+    where = ""
+    if isinstance(first.check_output, pl.DataFrame) and schema._key in batch.columns:
+        failed = first.check_output.to_series(first.check_output.width - 1)
+        if failed.dtype == pl.Boolean and len(failed) == len(batch):
+            where = ", first: " + ", ".join(str(key) for key in batch.filter(~failed)[schema._key].head(3))
+    message = str(first).splitlines()[0][:200]
+    return f"{schema.__name__}.{column}: {check}{where} ({message})"

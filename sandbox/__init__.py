@@ -1,0 +1,1 @@
+"""Runs untrusted code in Docker. Imports nothing of the other packages."""
