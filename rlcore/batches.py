@@ -153,8 +153,7 @@ class EvalBatch(Batch):
 
 
 SCHEMAS: dict[str, type[Batch]] = {
-    schema.__name__: schema
-    for schema in (PromptBatch, RolloutBatch, RewardBatch, LogprobBatch, TrainBatch, EvalBatch)
+    schema.__name__: schema for schema in (PromptBatch, RolloutBatch, RewardBatch, LogprobBatch, TrainBatch, EvalBatch)
 }
 
 

@@ -11,16 +11,16 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(gt=0)]
 
 
 class Section(BaseModel):
-    """A frozen group of settings that refuses unknown keys."""
+    """A frozen group of settings that refuses unknown keys. A number where a text belongs is that text (`run=1`)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), coerce_numbers_to_str=True)
 
 
 class ModelConfig(Section):
@@ -35,7 +35,7 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """Prompt datasets: JSONL files whose rows name their domain."""
 
-    train: list[str]
+    train: Annotated[list[str], Field(min_length=1)]
     held_out: list[str]
     prompt_length: Positive
     """Longest prompt, in tokens, chat template included. Longer ones are dropped and counted."""
@@ -80,9 +80,9 @@ class AlgorithmConfig(Section):
     pg_clip_low: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
     pg_clip_high: Annotated[float, Field(ge=0.0)] = 0.2
     dual_clip: Annotated[float, Field(gt=1.0)] | None = None
-    loss_agg_mode: Literal[
-        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
-    ] = "token-mean"
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
+        "token-mean"
+    )
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
     """Denominator of the ratio: the engine's log-probabilities, or the trainer's before the update."""
     gamma: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
@@ -94,6 +94,8 @@ class AlgorithmConfig(Section):
     """KL penalty in the loss. Not 0: the reference model and its stage exist."""
     kl_loss_type: Literal["k1", "abs", "k2", "k3"] = "k3"
     entropy_loss_coef: Annotated[float, Field(ge=0.0)] = 0.0
+    drop_zero_variance_groups: bool = True
+    """Leave groups whose responses all earned the same reward out of the update: their advantages are 0."""
     ppo_epochs: Positive = 1
     """Optimizer steps on one iteration's batch."""
 
@@ -133,6 +135,9 @@ class HardwareConfig(Section):
     kv_cache_gib: Annotated[float, Field(gt=0.0)] = 1.0
     max_num_seqs: Positive = 256
     """Requests that the engine decodes at once."""
+    trainer_gpus: Annotated[float, Field(ge=0.0)] = 0.0
+    """GPUs that Ray reserves for each trainer rank, the reference included. Fractions share one."""
+    engine_gpus: Annotated[float, Field(ge=0.0)] = 0.0
 
 
 class SyncConfig(Section):
@@ -149,12 +154,18 @@ class TrackingConfig(Section):
     wandb: Literal["off", "offline", "online"] = "offline"
     wandb_project: str = "rlvr"
 
+    @field_validator("wandb", mode="before")
+    @classmethod
+    def _off_without_quotes(cls, value: Any) -> Any:
+        """YAML reads a bare `off` as false."""
+        return "off" if value is False else value
+
 
 class Config(Section):
     """One run, whole."""
 
-    run: str
-    """Name of the run: the directory under runs_dir."""
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """Name of the run: the directory under runs_dir. Letters, digits, dot, dash and underscore."""
     runs_dir: str = "runs"
     """A path or fsspec URL."""
     seed: Annotated[int, Field(ge=0)] = 0
@@ -178,9 +189,8 @@ class Config(Section):
     def _every_domain_has_a_grader(self) -> Config:
         missing = sorted(set(self.data.domain_interleave_probs) - set(self.rewards))
         if missing:
-            raise ValueError(
-                f"no grader for domain {', '.join(missing)}: add it under rewards (there: {', '.join(sorted(self.rewards))})"
-            )
+            there = ", ".join(sorted(self.rewards))
+            raise ValueError(f"no grader for domain {', '.join(missing)}: add it under rewards (there: {there})")
         return self
 
     @property

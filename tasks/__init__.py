@@ -1,1 +1,1 @@
-"""One file per stage of an iteration: read batches, call rlcore, write a batch."""
+"""The stages of an iteration, one file each: read batches, call rlcore, write a batch."""

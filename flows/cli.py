@@ -1,0 +1,143 @@
+"""The command `rlvr`.
+
+Prefect and Ray read their settings when they are imported, so what needs them is imported inside a
+command, after its services are known.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from flows import services
+from flows.runs import RunConflict
+from rlcore.compose import compose, dump
+from rlcore.config_errors import ConfigError
+from rlcore.data.datasets import DatasetError
+from rlcore.plan import plan_iteration
+from rlcore.store import RunStore, StoreError
+
+app = typer.Typer(
+    help="Reinforcement learning with verifiable rewards.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+console = Console()
+
+USER_ERRORS = (ConfigError, DatasetError, RunConflict, StoreError, services.ServiceError, FileNotFoundError)
+
+ConfigName = Annotated[str, typer.Argument(help="A configuration in configs/, such as arithmetic.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, such as iterations=50 or algorithm=grpo_kl.")]
+RunName = Annotated[str, typer.Argument(help="A run: its name under runs/, or its directory.")]
+
+
+@app.command()
+def train(
+    config: ConfigName,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and start nothing.")] = False,
+) -> None:
+    """Train, or go on with a training. Uses the services of `rlvr up`, or its own for as long as it runs."""
+    settings = compose(config, overrides or [])
+    if dry_run:
+        print(dump(settings))
+        print(plan_iteration(settings, settings.iterations).drawing())
+        return
+    from flows.training import train_here
+
+    sys.exit(train_here(settings, config, overrides or [], console))
+
+
+@app.command()
+def up(
+    port: Annotated[int, typer.Option(help="Port of the Prefect server and its UI.")] = 4200,
+    ray_port: Annotated[int, typer.Option(help="Port of the Ray head.")] = 6379,
+) -> None:
+    """Start Prefect server, Ray head and worker on loopback, and register the deployments of prefect.yaml."""
+    running = services.recorded()
+    if running is None:
+        with console.status("starting Prefect server, Ray and worker"):
+            running = services.start(port, ray_port)
+    console.print(f"Prefect UI  {running.ui_url}\nRay         {services.HOST}:{running.ray_port}", highlight=False)
+    for service in running.processes:
+        console.print(f"{service.name:<15} pid {service.pid}  log {service.log}", highlight=False, soft_wrap=True)
+    console.print("next: prefect deployment run rlvr/iterate", highlight=False)
+
+
+@app.command()
+def down() -> None:
+    """Stop what `rlvr up` started, with every engine on it."""
+    stopped = services.stop_recorded()
+    console.print(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
+
+
+@app.command()
+def show(
+    run: RunName,
+    iteration: Annotated[int, typer.Argument(help="The first is 1; 0 is the evaluation before training.")],
+    stage: Annotated[str, typer.Argument(help="A stage, such as generate or advantage.")],
+    sample: Annotated[str | None, typer.Option(help="Only this sample (or prompt), every column in full.")] = None,
+) -> None:
+    """Print any stage's batch of any iteration."""
+    from rlcore.tracking.show import show_output
+
+    show_output(open_store(run), iteration, stage, sample, console)
+
+
+@app.command()
+def watch(run: RunName) -> None:
+    """The live table of a run that another process trains. Ctrl-C ends the watching, not the run."""
+    from flows.progress import follow
+
+    follow(local_directory(run), console)
+
+
+@app.command()
+def report(run: RunName) -> None:
+    """Write report.html of a run anew, and name it."""
+    from rlcore.tracking.report import write_report
+
+    print(write_report(local_directory(run)))
+
+
+@app.command()
+def doctor() -> None:
+    """What this machine has, and what will be used."""
+    from flows.doctor import findings
+
+    for name, finding in findings().items():
+        console.print(f"{name:<10} {finding}", highlight=False, soft_wrap=True)
+
+
+def open_store(run: str) -> RunStore:
+    """
+    Raises:
+        StoreError: no run is there; names those that are.
+    """
+    candidates = [run] if "://" in run or os.sep in run else [f"runs/{run}", run]
+    for candidate in candidates:
+        store = RunStore(candidate)
+        if store.exists("config.yaml"):
+            return store
+    there = ", ".join(sorted(path.parent.name for path in Path("runs").glob("*/config.yaml"))) or "none"
+    raise StoreError(f"no run at {' or '.join(candidates)} (no config.yaml); runs here: {there}")
+
+
+def local_directory(run: str) -> Path:
+    store = open_store(run)
+    if store.local_path is None:
+        raise StoreError(f"{store.url} is not on this machine's disk")
+    return store.local_path
+
+
+def main() -> None:
+    """The console script. An error that the user can mend is one message, not a traceback."""
+    try:
+        app()
+    except USER_ERRORS as error:
+        console.print("[bold red]error:[/]", end=" ")
+        console.print(str(error), highlight=False, soft_wrap=True, markup=False)
+        sys.exit(1)

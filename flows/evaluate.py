@@ -1,0 +1,22 @@
+"""The flow `evaluate`: the held-out prompts, answered by a run's policy."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.publish import publish
+from flows.runs import open_iteration
+from flows.runtime import ray_task_runner
+from tasks import stages
+from tasks.stage import await_stages, on_ray
+
+
+@flow(name="evaluate", task_runner=ray_task_runner())
+async def evaluate(config: str = "arithmetic", overrides: list[str] | None = None, iteration: int = 0) -> None:
+    """Evaluate the policy after `iteration`; 0 is the model before training."""
+    it = open_iteration(config, overrides or [], iteration)
+    synced = it.store.find(iteration, "sync")
+    with on_ray():
+        await await_stages(stages.evaluate.submit(it, synced=synced.output if synced else None))
+    if iteration == 0:
+        await publish(it)

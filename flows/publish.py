@@ -1,0 +1,90 @@
+"""What an iteration shows: its metrics to the trackers, artifacts to Prefect, the report whenever it was evaluated."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import base64
+import functools
+import re
+
+import polars as pl
+from prefect.artifacts import acreate_markdown_artifact
+
+from rlcore.compose import load
+from rlcore.iteration import Iteration
+from rlcore.store import RunStore
+from rlcore.tracking.history import read_metrics
+from rlcore.tracking.metrics import Metrics, read_iteration_metrics
+from rlcore.tracking.report import learning_curve_svg, write_report
+from rlcore.tracking.sinks import Tracker
+
+SAMPLED_RESPONSES = 3
+
+
+async def publish(it: Iteration) -> Metrics:
+    """Log and show a finished iteration, from what its stages left on disk; its metrics."""
+    metrics = read_iteration_metrics(it.store, it.number)
+    directory = it.store.local_path
+    if directory is None:
+        return metrics
+    tracker(it.store.url).log(it.number, metrics)
+    await asyncio.gather(
+        _artifact(it, "metrics", metrics_table(it.number, metrics)),
+        _artifact(it, "learning-curve", _image(learning_curve_svg(read_metrics(directory)))),
+        *([_artifact(it, "responses", sampled_responses(it))] if it.number else []),
+    )
+    if "eval/accuracy" in metrics:
+        write_report(directory)
+    return metrics
+
+
+@functools.cache
+def tracker(run_url: str) -> Tracker:
+    """One writer for as long as this process trains this run."""
+    store = RunStore(run_url)
+    assert store.local_path is not None
+    opened = Tracker(store.local_path, load(store.read_bytes("config.yaml").decode()))
+    atexit.register(opened.close)
+    return opened
+
+
+def metrics_table(iteration: int, metrics: Metrics) -> str:
+    """Markdown: one line per metric."""
+    lines = [f"| {name} | {value:.6g} |" for name, value in metrics.items()]
+    return "\n".join([f"## Iteration {iteration}", "", "| metric | value |", "|---|---:|", *lines])
+
+
+def sampled_responses(it: Iteration) -> str:
+    """Markdown: the prompt, response and reward of a few responses, the same few whenever it is asked."""
+    outputs = {e.stage: e.output for e in it.store.ledger() if e.iteration == it.number}
+    prompts, rollouts, rewards = (it.store.read_batch(outputs[stage]) for stage in ("sample", "generate", "reward"))
+    rows = (
+        rollouts.join(rewards.select("sample_id", "reward", "reward_status"), on="sample_id")
+        .join(prompts.select("prompt_id", "messages", "ground_truth"), on="prompt_id")
+        .sample(min(SAMPLED_RESPONSES, len(rollouts)), seed=it.number)
+        .with_columns(prompt=pl.col("messages").list.last().struct.field("content"))
+    )
+    parts = [f"## Iteration {it.number}"]
+    for row in rows.iter_rows(named=True):
+        score = "—" if row["reward"] is None else f"{row['reward']:g}"
+        parts.append(
+            f"### {row['sample_id']} · reward {score} ({row['reward_status']})\n\n"
+            f"{_quoted(row['prompt'])}\n\n{_quoted(row['response_text'])}\n\nground truth: `{row['ground_truth']}`"
+        )
+    return "\n\n".join(parts)
+
+
+def _quoted(text: str) -> str:
+    """A code block that the text cannot close."""
+    fence = "`" * (max((len(run) for run in re.findall(r"`+", text)), default=2) + 1)
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def _image(svg: str) -> str:
+    return f"![learning curve](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
+
+
+async def _artifact(it: Iteration, name: str, markdown: str) -> None:
+    run = re.sub(r"[^a-z0-9]+", "-", it.config.run.lower()).strip("-")
+    await acreate_markdown_artifact(markdown, key=f"{run}-{name}", description=f"iteration {it.number}")

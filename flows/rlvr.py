@@ -1,0 +1,53 @@
+"""The flow `rlvr`: one iteration of reinforcement learning with verifiable rewards.
+
+    sample ─► generate ─┬─► reward ───────┐
+                        ├─► ref_logprob ──┼─► advantage ─► update ─► sync ─┬─► evaluate    (when due)
+                        └─► old_logprob ──┘                                └─► checkpoint  (when due)
+
+Its flow run is the unit of retry: finished stages are read back from the run's ledger.
+"""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.evaluate import evaluate
+from flows.publish import publish
+from flows.runs import open_iteration
+from flows.runtime import ray_task_runner
+from tasks import stages
+from tasks.stage import await_stages, on_ray
+
+
+@flow(name="rlvr", task_runner=ray_task_runner(), flow_run_name="{config}")
+async def rlvr(
+    config: str = "arithmetic", overrides: list[str] | None = None, iteration: int | None = None
+) -> dict[str, float]:
+    """The run's next iteration, or the one given; its metrics.
+
+    Args:
+        config: name of a configuration in configs/.
+        overrides: `key=value`, as on the command line.
+        iteration: the first is 1.
+    """
+    it = open_iteration(config, overrides or [], iteration)
+    planned = it.plan
+    if it.number == 1 and it.config.eval_steps:
+        await evaluate(config, overrides, iteration=0)
+
+    with on_ray():
+        prompts = stages.sample.submit(it)
+        rollouts = stages.generate.submit(it, prompts=prompts)
+        rewards = stages.reward.submit(it, prompts=prompts, rollouts=rollouts)
+        reference = stages.ref_logprob.submit(it, rollouts=rollouts) if "ref_logprob" in planned else None
+        old = stages.old_logprob.submit(it, rollouts=rollouts) if "old_logprob" in planned else None
+        batch = stages.advantage.submit(
+            it, rollouts=rollouts, rewards=rewards, old_logprobs=old, ref_logprobs=reference
+        )
+        updated = stages.update.submit(it, batch=batch)
+        synced = stages.sync.submit(it, batch=batch, updated=updated)
+        evaluated = stages.evaluate.submit(it, synced=synced) if "evaluate" in planned else None
+        saved = stages.checkpoint.submit(it, synced=synced) if "checkpoint" in planned else None
+
+    await await_stages(prompts, rollouts, rewards, reference, old, batch, updated, synced, evaluated, saved)
+    return await publish(it)

@@ -1,0 +1,79 @@
+"""Runs as the flows open them: from a configuration, at their next iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlcore.compose import compose, dump, load
+from rlcore.config import Config
+from rlcore.iteration import Iteration
+from rlcore.plan import plan_iteration
+from rlcore.store import RunStore
+
+MAY_CHANGE = {"iterations", "eval_steps", "save_steps", "hardware", "tracking", "runs_dir"}
+"""Top-level fields of the configuration that a run may be continued under a new value of."""
+
+
+class RunConflict(ValueError):
+    """A run directory belongs to a training with other settings."""
+
+
+def open_run(config_name: str, overrides: Sequence[str]) -> tuple[Config, RunStore]:
+    """The run that a configuration describes; its directory is made where it is missing.
+
+    Raises:
+        ConfigError: the configuration is not valid.
+        RunConflict: the directory holds a run with other settings; names the fields.
+    """
+    config = compose(config_name, overrides)
+    store = RunStore(config.run_url)
+    if store.exists("config.yaml"):
+        before = load(store.read_bytes("config.yaml").decode())
+        refuse_changes(before, config, store.url)
+    store.write_bytes("config.yaml", dump(config).encode())
+    return config, store
+
+
+def refuse_changes(before: Config, now: Config, run_url: str) -> None:
+    """
+    Raises:
+        RunConflict: a field that decides the training's numbers differs; names each with both values.
+    """
+    old, new = _flat(before.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
+    changed = [
+        f"{key}: {old.get(key)!r} → {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and key.split(".")[0] not in MAY_CHANGE
+    ]
+    if changed:
+        raise RunConflict(
+            f"{run_url} was started with other settings ({'; '.join(changed)}): give the new training a name of "
+            "its own (run=NAME), or the old settings"
+        )
+
+
+def open_iteration(config_name: str, overrides: Sequence[str], number: int | None) -> Iteration:
+    """Iteration `number` of the run, or its next one."""
+    config, store = open_run(config_name, overrides)
+    return Iteration(config, store, number if number is not None else next_iteration(config, store))
+
+
+def next_iteration(config: Config, store: RunStore) -> int:
+    """The newest iteration if a stage of it is missing, else the one after it."""
+    entries = store.ledger()
+    newest = max((entry.iteration for entry in entries), default=0)
+    done = {entry.stage for entry in entries if entry.iteration == newest}
+    if newest == 0:
+        return 1
+    return newest if set(plan_iteration(config, newest).stages) - done else newest + 1
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,33 @@
+"""The flow `train`: iteration after iteration, in one process, on warm engines."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.rlvr import rlvr
+from flows.runs import next_iteration, open_run
+from flows.runtime import ray_task_runner
+from rlcore.cluster.residents import release
+
+
+@flow(name="train", task_runner=ray_task_runner(), flow_run_name="{config}")
+async def train(config: str = "arithmetic", overrides: list[str] | None = None, iterations: int | None = None) -> None:
+    """Train up to `iterations`, from wherever the run is.
+
+    Args:
+        config: name of a configuration in configs/.
+        overrides: `key=value`, as on the command line.
+        iterations: instead of the configuration's.
+    """
+    overrides = [*(overrides or []), *([f"iterations={iterations}"] if iterations is not None else [])]
+    settings, store = open_run(config, overrides)
+    try:
+        for number in range(next_iteration(settings, store), settings.iterations + 1):
+            await rlvr(config, overrides, iteration=number)
+    except Exception:
+        # A retry goes on at the failed stage, and finds its engines warm.
+        raise
+    except BaseException:
+        release(store.url)
+        raise
+    release(store.url)

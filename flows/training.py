@@ -1,0 +1,95 @@
+"""`rlvr train`: the flow `train` in this process, with its services, its live table, and its last line."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+
+from flows import services
+from flows.runs import open_run
+from rlcore.config import Config, model_directory
+from rlcore.pretrained import cache_directory
+from rlcore.store import RunStore
+
+FAILED, INTERRUPTED = 1, 130
+
+
+def train_here(settings: Config, config: str, overrides: list[str], console: Console) -> int:
+    """Train to the end of the configuration; the exit status.
+
+    Raises:
+        FileNotFoundError, ServiceError, RunConflict: before the training started.
+    """
+    model_directory(settings.model)
+    directory = RunStore(settings.run_url).local_path or cache_directory() / "runs" / settings.run
+    started = time.monotonic()
+    with ExitStack() as stack:
+        try:
+            with console.status("starting the Prefect server and Ray"):
+                running = stack.enter_context(services.available(directory / "services"))
+            console.print(f"run {directory} · Prefect UI {running.ui_url}", highlight=False, soft_wrap=True)
+            error = _train(config, overrides, directory, console)
+        except KeyboardInterrupt:
+            console.print("interrupted: the same command goes on from here", highlight=False)
+            return INTERRUPTED
+    if error is not None:
+        _explain(error, directory, console)
+        return FAILED
+    console.print(last_line(directory, time.monotonic() - started), highlight=False, soft_wrap=True)
+    return 0
+
+
+def _train(config: str, overrides: list[str], directory: Path, console: Console) -> Exception | None:
+    """Run the flow under the live table; what it failed with."""
+    from flows.progress import shown
+    from flows.train import train
+
+    open_run(config, overrides)
+    _log_to_file(_log_path(directory))
+    with shown(directory, console):
+        try:
+            asyncio.run(train(config, overrides))
+        except Exception as error:
+            logging.getLogger("rlvr").exception("the training failed")
+            return error
+    return None
+
+
+def _explain(error: Exception, directory: Path, console: Console) -> None:
+    where = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
+    console.print("[bold red]error:[/]", end=" ")
+    console.print(f"{type(error).__name__}{where}: {error}", highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"The traceback is in {_log_path(directory)}. The same command goes on at the failed stage.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def last_line(directory: Path, seconds: float) -> str:
+    """`held-out accuracy 0.50 → 0.79 · 30 iterations · 412 s · report runs/…/report.html`"""
+    from rlcore.tracking.history import read_metrics
+
+    rows = read_metrics(directory)
+    accuracies = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row]
+    learned = f"held-out accuracy {accuracies[0]:.2f} → {accuracies[-1]:.2f} · " if accuracies else ""
+    report = directory / "report.html"
+    shown_path = report.relative_to(Path.cwd()) if report.is_relative_to(Path.cwd()) else report
+    return f"{learned}{max(row['iteration'] for row in rows):.0f} iterations · {seconds:.0f} s · report {shown_path}"
+
+
+def _log_path(directory: Path) -> Path:
+    return directory / "logs" / "train.log"
+
+
+def _log_to_file(path: Path) -> None:
+    """Log lines go to a file instead of through the live table."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().handlers = [handler]

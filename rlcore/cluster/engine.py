@@ -1,0 +1,75 @@
+"""The inference engine and the graders as the stages see them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+import ray
+from ray.actor import ActorHandle
+
+from rlcore.cluster.residents import QUIET_THREADS, AsyncResident, Resident, get_or_create, wait_for
+from rlcore.config import Config
+from rlcore.generation.interface import Generation, GenerationRequest
+
+
+@dataclass(frozen=True)
+class EngineHandle:
+    """A Generator (rlcore/generation/interface.py) in a process of its own, called synchronously."""
+
+    actor: ActorHandle
+
+    def start(self) -> None:
+        """Load the model, unless it is loaded."""
+        wait_for(self.actor.call.remote("start"))
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        return list(wait_for(self.actor.call.remote("generate", requests))[0])
+
+    def score(self, responses: pl.DataFrame, temperature: float) -> pl.Series:
+        """Log-probabilities of the response tokens of each row (prompt_ids, response_ids), as a list each."""
+        calls = [
+            self.actor.call.remote("score", prompt_ids, response_ids, temperature)
+            for prompt_ids, response_ids in responses.select("prompt_ids", "response_ids").iter_rows()
+        ]
+        return pl.Series("logprobs", wait_for(*calls), dtype=pl.List(pl.Float32))
+
+    def update_weights(self, path: str, policy_version: int) -> float:
+        return float(wait_for(self.actor.call.remote("update_weights", path, policy_version))[0])
+
+    def policy_version(self) -> int:
+        return int(wait_for(self.actor.call.remote("policy_version"))[0])
+
+
+def engine(config: Config, run_url: str, log_path: str | None) -> EngineHandle:
+    """The run's engine, started; made where it is missing."""
+    actor = get_or_create(
+        AsyncResident,
+        "engine-0",
+        run_url,
+        ("rlcore.generation.vllm", "VLLMGenerator", config, log_path),
+        QUIET_THREADS,
+        num_gpus=config.hardware.engine_gpus,
+    )
+    handle = EngineHandle(actor)
+    handle.start()
+    return handle
+
+
+@dataclass(frozen=True)
+class GradersHandle:
+    """The reward router with its warm worker processes."""
+
+    actor: ActorHandle
+
+    def grade(self, responses: pl.DataFrame) -> pl.DataFrame:
+        """A RewardBatch for rows with sample_id, domain, response_text and ground_truth."""
+        graded: pl.DataFrame = wait_for(self.actor.call.remote("grade", ray.put(responses)))[0]
+        return graded
+
+
+def graders(config: Config, run_url: str) -> GradersHandle:
+    """The run's graders; made where they are missing."""
+    arguments = ("rlcore.rewards.router", "RewardRouter", config.rewards, config.hardware.reward_processes)
+    return GradersHandle(get_or_create(Resident, "graders", run_url, arguments, QUIET_THREADS))

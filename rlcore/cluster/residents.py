@@ -1,0 +1,116 @@
+"""Named Ray actors: long-lived objects that outlive the flow run that made them.
+
+An actor is found by its name in the namespace of its run, so a retry, or another flow run on the
+same cluster, meets the same warm engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+QUIET_THREADS = {
+    # Idle OpenMP threads that spin starve the other processes of a small machine.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "RAY_DEDUP_LOGS": "0",
+}
+REUSED_HEAP = {
+    # Activations are freed and asked for again at every step: keep them in the heap.
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
+}
+
+_engine_clock: ContextVar[list[float] | None] = ContextVar("engine_clock", default=None)
+
+
+class Resident:
+    """An object of a class that only its own process imports."""
+
+    def __init__(self, module: str, name: str, *arguments: Any) -> None:
+        self._object = getattr(importlib.import_module(module), name)(*arguments)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return getattr(self._object, method)(*arguments)
+
+
+class AsyncResident:
+    """As `Resident`, for classes whose methods are coroutines: calls overlap."""
+
+    def __init__(self, module: str, name: str, *arguments: Any) -> None:
+        self._object = getattr(importlib.import_module(module), name)(*arguments)
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        return await getattr(self._object, method)(*arguments)
+
+
+def namespace(run_url: str) -> str:
+    """The Ray namespace of a run's actors."""
+    return "rlvr-" + hashlib.sha256(run_url.encode()).hexdigest()[:16]
+
+
+def find(name: str, run_url: str) -> ActorHandle | None:
+    """The actor of that name, if it is there."""
+    try:
+        return ray.get_actor(name, namespace=namespace(run_url))
+    except ValueError:
+        return None
+
+
+def get_or_create(
+    resident: type[Resident] | type[AsyncResident],
+    name: str,
+    run_url: str,
+    arguments: tuple[Any, ...],
+    environment: dict[str, str],
+    num_gpus: float = 0,
+) -> ActorHandle:
+    """The actor of that name in the run's namespace; made, in a process of its own, where it is missing."""
+    options = {
+        "name": name,
+        "namespace": namespace(run_url),
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "num_gpus": num_gpus,
+        "runtime_env": {"env_vars": environment},
+    }
+    return ray.remote(resident).options(**options).remote(*arguments)
+
+
+def wait_for(*references: ray.ObjectRef) -> list[Any]:
+    """The results of actor calls. The time spent waiting counts as engine time of the running stage."""
+    started = time.perf_counter()
+    try:
+        return ray.get(list(references))
+    finally:
+        clock = _engine_clock.get()
+        if clock is not None:
+            clock.append(time.perf_counter() - started)
+
+
+@contextmanager
+def engine_time() -> Iterator[list[float]]:
+    """Collects the seconds that `wait_for` waits inside the block."""
+    seconds: list[float] = []
+    token = _engine_clock.set(seconds)
+    try:
+        yield seconds
+    finally:
+        _engine_clock.reset(token)
+
+
+def release(run_url: str) -> None:
+    """End all actors of a run."""
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["namespace"] == namespace(run_url):
+            handle = find(actor["name"], run_url)
+            if handle is not None:
+                ray.kill(handle)

@@ -1,0 +1,76 @@
+"""The trainer and the reference model as the stages see them: one handle for all data-parallel ranks."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+import ray
+from ray.actor import ActorHandle
+
+from rlcore.cluster.residents import QUIET_THREADS, REUSED_HEAP, Resident, get_or_create, wait_for
+from rlcore.config import Config
+from rlcore.reports import UpdateReport
+
+
+@dataclass(frozen=True)
+class TrainerGroup:
+    """Calls every rank; what all ranks agree on is taken from the first."""
+
+    ranks: tuple[ActorHandle, ...]
+
+    def _call(self, method: str, *arguments: Any) -> list[Any]:
+        return wait_for(*(rank.call.remote(method, *arguments) for rank in self.ranks))
+
+    def policy_version(self) -> int:
+        """Updates applied."""
+        return int(self._call("policy_version")[0])
+
+    def logprobs(self, batch: pl.DataFrame) -> pl.DataFrame:
+        """A LogprobBatch for rows with sample_id, prompt_ids and response_ids, in their order."""
+        shards = self._call("logprobs", ray.put(batch.select("sample_id", "prompt_ids", "response_ids")))
+        return batch.select("sample_id").join(pl.concat(shards), on="sample_id", how="left", maintain_order="left")
+
+    def update(self, iteration: int, digest: str, batch: pl.DataFrame) -> UpdateReport:
+        """Train on a TrainBatch. Once: for an update already applied, its recorded report."""
+        return UpdateReport.model_validate(self._call("update", iteration, digest, ray.put(batch))[0])
+
+    def export_weights(self, path: str) -> int:
+        """One safetensors file of all weights; its bytes."""
+        return int(self._call("export_weights", path)[0])
+
+    def save_checkpoint(self, directory: str) -> None:
+        self._call("save_checkpoint", directory)
+
+    def load_checkpoint(self, directory: str) -> None:
+        self._call("load_checkpoint", directory)
+
+    def export_huggingface(self, directory: str) -> None:
+        self._call("export_huggingface", directory)
+
+
+def trainer_group(config: Config, run_url: str, *, trainable: bool) -> TrainerGroup:
+    """The run's trainer, or its frozen reference model; made where it is missing."""
+    size = config.trainer.data_parallel_size
+    address, port = "127.0.0.1", _free_port()
+    name = "trainer" if trainable else "reference"
+    ranks = tuple(
+        get_or_create(
+            Resident,
+            f"{name}-{rank}",
+            run_url,
+            ("rlcore.trainer.rank", "TrainerRank", config, rank, size, address, port, trainable),
+            {**QUIET_THREADS, **REUSED_HEAP, "OMP_NUM_THREADS": str(config.hardware.trainer_threads)},
+            num_gpus=config.hardware.trainer_gpus,
+        )
+        for rank in range(size)
+    )
+    return TrainerGroup(ranks)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,65 @@
+"""Which stages an iteration consists of, known from the configuration before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlcore.config import Config
+
+INPUTS: dict[str, tuple[str, ...]] = {
+    "sample": (),
+    "generate": ("sample",),
+    "reward": ("sample", "generate"),
+    "ref_logprob": ("generate",),
+    "old_logprob": ("generate",),
+    "advantage": ("generate", "reward", "old_logprob", "ref_logprob"),
+    "update": ("advantage",),
+    "sync": ("advantage", "update"),
+    "evaluate": ("sync",),
+    "checkpoint": ("sync",),
+}
+"""Every stage, in the order in which it is submitted, with the stages whose outputs it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The DAG of one iteration: each stage with the stages whose outputs it reads."""
+
+    inputs: dict[str, tuple[str, ...]]
+
+    def __contains__(self, stage: str) -> bool:
+        return stage in self.inputs
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return tuple(self.inputs)
+
+    def drawing(self) -> str:
+        """One line per stage: what it reads, and its name."""
+        width = max(len(" + ".join(reads)) for reads in self.inputs.values())
+        return "\n".join(f"{' + '.join(reads):>{width}} ─► {stage}" for stage, reads in self.inputs.items())
+
+
+def is_due(every: int, iteration: int, last: int) -> bool:
+    """Whether something that happens every so many iterations, and at the end, happens now. 0: never."""
+    return every > 0 and (iteration % every == 0 or iteration == last)
+
+
+def plan_iteration(config: Config, iteration: int) -> Plan:
+    """The stages of iteration `iteration` (the first is 1). A stage whose output nobody reads is not one of them."""
+    absent = set()
+    if not config.algorithm.uses_reference:
+        absent.add("ref_logprob")
+    if config.algorithm.old_logprobs == "rollout":
+        absent.add("old_logprob")
+    if not is_due(config.eval_steps, iteration, config.iterations):
+        absent.add("evaluate")
+    if iteration != config.iterations and not is_due(config.save_steps, iteration, config.iterations):
+        absent.add("checkpoint")
+    return Plan(
+        {
+            stage: tuple(name for name in reads if name not in absent)
+            for stage, reads in INPUTS.items()
+            if stage not in absent
+        }
+    )

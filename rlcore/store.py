@@ -1,0 +1,259 @@
+"""Runs on disk: batches, reports, and the ledger of finished stages.
+
+    runs/<run>/
+      config.yaml                            the resolved configuration
+      ledger.jsonl                           one line per finished stage
+      iterations/000012/rollouts.parquet …   what each stage of iteration 12 put out
+      checkpoints/000010/                    after iteration 10
+
+A file is written under a temporary name, synced, and renamed: it is there whole or not at all.
+The run may lie at any fsspec URL; object stores publish a file atomically by themselves.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import tempfile
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import fsspec
+import polars as pl
+from fsspec.implementations.local import LocalFileSystem
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rlcore.batches import SCHEMAS, Batch, validate
+
+
+class StoreError(RuntimeError):
+    """A file of the run is missing, damaged, or cannot be written."""
+
+
+class Report(BaseModel):
+    """What a stage puts out that is not a table; kept as JSON."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+R = TypeVar("R", bound=Report)
+
+
+class BatchRef(BaseModel):
+    """A stage's output, by name: all that Prefect and Ray carry of it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str
+    """Relative to the run directory."""
+    schema_name: str
+    rows: int
+    sha256: str
+
+
+class LedgerEntry(BaseModel):
+    """One finished stage."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    iteration: int
+    stage: str
+    identity: str
+    """sha256 of iteration, stage, input digests and the configuration that the stage reads."""
+    inputs: dict[str, BatchRef]
+    output: BatchRef
+    policy_version: int
+    """Optimizer updates behind the policy when the stage was done."""
+    started_at: float
+    """Unix time, seconds."""
+    finished_at: float
+    seconds: float
+    """Wall time of the stage, reading and writing included."""
+    engine_seconds: float
+    """Of those, waiting for an engine, the trainer, or the graders."""
+
+
+class RunStore:
+    """The directory of one run. Cheap to make, safe to pickle."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url if "://" in url else str(Path(url).expanduser().resolve())
+
+    def __reduce__(self) -> tuple[type[RunStore], tuple[str]]:
+        return RunStore, (self.url,)
+
+    @cached_property
+    def _filesystem(self) -> tuple[fsspec.AbstractFileSystem, str]:
+        filesystem, root = fsspec.core.url_to_fs(self.url)
+        return filesystem, root.rstrip("/")
+
+    @property
+    def local_path(self) -> Path | None:
+        """The run directory, where it is on this machine's disk."""
+        filesystem, root = self._filesystem
+        return Path(root) if isinstance(filesystem, LocalFileSystem) else None
+
+    def exists(self, path: str) -> bool:
+        filesystem, root = self._filesystem
+        return bool(filesystem.exists(f"{root}/{path}"))
+
+    def read_bytes(self, path: str) -> bytes:
+        """
+        Raises:
+            StoreError: the file is not there.
+        """
+        filesystem, root = self._filesystem
+        try:
+            return bytes(filesystem.cat_file(f"{root}/{path}"))
+        except FileNotFoundError:
+            raise StoreError(f"{self.url}/{path} is not there") from None
+
+    def write_bytes(self, path: str, content: bytes) -> None:
+        """Publish a file atomically.
+
+        Raises:
+            StoreError: no space is left. What was there before is as it was.
+        """
+        filesystem, root = self._filesystem
+        target = f"{root}/{path}"
+        try:
+            filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)
+            if isinstance(filesystem, LocalFileSystem):
+                _replace_file(Path(target), content)
+            else:
+                filesystem.pipe_file(target, content)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StoreError(
+                    f"no space left to write {self.url}/{path} ({len(content):,} bytes): free some and retry; "
+                    "every finished stage is kept"
+                ) from error
+            raise
+
+    def append_line(self, path: str, line: str) -> None:
+        """Add one line to a text file and sync it. Half a line left by a crash is cut off first."""
+        if self.local_path is None:
+            before = self.read_bytes(path) if self.exists(path) else b""
+            self.write_bytes(path, before[: before.rfind(b"\n") + 1] + line.encode() + b"\n")
+            return
+        target = self.local_path / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(target, "ab+") as file:
+            file.seek(0)
+            before = file.read()
+            whole = before.rfind(b"\n") + 1
+            try:
+                file.truncate(whole)
+                file.write(line.encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise StoreError(f"no space left to extend {self.url}/{path}: free some and retry") from error
+                raise
+
+    # ---- batches and reports
+
+    def write_batch(self, iteration: int, name: str, batch: pl.DataFrame, schema: type[Batch]) -> BatchRef:
+        """Validate and publish `iterations/{iteration:06d}/{name}.parquet`."""
+        validate(batch, schema)
+        buffer = io.BytesIO()
+        batch.write_parquet(buffer, compression="lz4")
+        return self._publish(f"{iteration_path(iteration)}/{name}.parquet", buffer.getvalue(), schema, len(batch))
+
+    def write_report(self, iteration: int, name: str, report: Report) -> BatchRef:
+        """Publish `iterations/{iteration:06d}/{name}.json`."""
+        content = report.model_dump_json(indent=2).encode()
+        return self._publish(f"{iteration_path(iteration)}/{name}.json", content, type(report), 1)
+
+    def _publish(self, path: str, content: bytes, schema: type, rows: int) -> BatchRef:
+        self.write_bytes(path, content)
+        digest = hashlib.sha256(content).hexdigest()
+        return BatchRef(path=path, schema_name=schema.__name__, rows=rows, sha256=digest)
+
+    def read_batch(self, ref: BatchRef) -> pl.DataFrame:
+        """The batch, its digest and its schema checked.
+
+        Raises:
+            StoreError: the file is missing or is not what was written.
+            BatchError: its content breaks its schema.
+        """
+        return validate(pl.read_parquet(io.BytesIO(self._verified(ref))), SCHEMAS[ref.schema_name])
+
+    def read_report(self, ref: BatchRef, report: type[R]) -> R:
+        """
+        Raises:
+            StoreError: the file is missing or is not what was written.
+        """
+        return report.model_validate_json(self._verified(ref))
+
+    def is_intact(self, ref: BatchRef) -> bool:
+        """Whether the file is there and is what was written."""
+        try:
+            self._verified(ref)
+        except StoreError:
+            return False
+        return True
+
+    def _verified(self, ref: BatchRef) -> bytes:
+        content = self.read_bytes(ref.path)
+        digest = hashlib.sha256(content).hexdigest()
+        if digest != ref.sha256:
+            raise StoreError(
+                f"{self.url}/{ref.path} is damaged: sha256 {digest[:12]}…, recorded {ref.sha256[:12]}…; "
+                "delete it and retry to have it computed again"
+            )
+        return content
+
+    # ---- ledger
+
+    def ledger(self) -> list[LedgerEntry]:
+        """All finished stages, oldest first. Half a last line, left by a crash, is not one.
+
+        Raises:
+            StoreError: a line that is not the last cannot be read.
+        """
+        if not self.exists("ledger.jsonl"):
+            return []
+        lines = self.read_bytes("ledger.jsonl").split(b"\n")[:-1]
+        entries = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                entries.append(LedgerEntry.model_validate_json(line))
+            except ValidationError as error:
+                raise StoreError(f"{self.url}/ledger.jsonl:{number} is not a ledger entry: {error}") from None
+        return entries
+
+    def find(self, iteration: int, stage: str) -> LedgerEntry | None:
+        """The newest entry of a stage of an iteration."""
+        matching = (e for e in reversed(self.ledger()) if e.iteration == iteration and e.stage == stage)
+        return next(matching, None)
+
+    def record(self, entry: LedgerEntry) -> None:
+        self.append_line("ledger.jsonl", entry.model_dump_json())
+
+
+def iteration_path(iteration: int) -> str:
+    return f"iterations/{iteration:06d}"
+
+
+def _replace_file(target: Path, content: bytes) -> None:
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    directory = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

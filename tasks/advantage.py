@@ -1,0 +1,22 @@
+"""advantage: what the update trains on."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from rlcore.batches import TrainBatch
+from rlcore.iteration import Iteration
+from rlcore.train_batch import assemble_train_batch
+from tasks.stage import stage
+
+
+@stage(reads=("algorithm",), writes=TrainBatch, to="train")
+def advantage(
+    iteration: Iteration,
+    rollouts: pl.DataFrame,
+    rewards: pl.DataFrame,
+    old_logprobs: pl.DataFrame | None = None,
+    ref_logprobs: pl.DataFrame | None = None,
+) -> pl.DataFrame:
+    """Rewards to advantages, joined with everything else that the update reads."""
+    return assemble_train_batch(rollouts, rewards, old_logprobs, ref_logprobs, iteration.config.algorithm)

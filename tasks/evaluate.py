@@ -1,0 +1,27 @@
+"""evaluate: the held-out prompts, answered greedily and graded."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from rlcore.batches import EvalBatch
+from rlcore.cluster.engine import graders
+from rlcore.cluster.policy import engine_at
+from rlcore.data.prompts import held_out_prompts
+from rlcore.generation.requests import evaluation_batch, greedy_requests
+from rlcore.iteration import Iteration
+from rlcore.reports import SyncReport
+from tasks.stage import stage
+
+
+@stage(reads=("data", "model", "rewards", "rollout.response_length"), writes=EvalBatch, to="evaluation")
+def evaluate(iteration: Iteration, synced: SyncReport | None = None) -> pl.DataFrame:
+    """One greedy answer to every held-out prompt, by the policy after this iteration; 0 is the untrained one."""
+    config, store = iteration.config, iteration.store
+    prompts = held_out_prompts(config)
+    engine = engine_at(config, store, synced.policy_version if synced else 0)
+    generations = engine.generate(greedy_requests(prompts, config.rollout))
+    answers = evaluation_batch(prompts, generations)
+    responses = answers.select(pl.col("prompt_id").alias("sample_id"), "domain", "response_text", "ground_truth")
+    grades = graders(config, store.url).grade(responses).select("sample_id", "reward", "reward_status")
+    return answers.join(grades, left_on="prompt_id", right_on="sample_id", how="left", maintain_order="left")

@@ -1,0 +1,79 @@
+"""Processes around a training: ports, records, and that only our own are ended."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows import services
+from flows.services import Service, ServiceError, Services
+
+
+def test_a_port_in_use_is_named_with_its_owner_and_the_way_out() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(ServiceError, match=rf"port {port}, meant for the Ray head, is in use.*--ray-port"):
+            services.refuse_taken_port(port, "the Ray head")
+
+
+def test_a_free_port_is_not_refused() -> None:
+    services.refuse_taken_port(services.free_port(), "the Ray head")
+
+
+def started(code: str) -> tuple[subprocess.Popen[bytes], Service]:
+    process = subprocess.Popen([sys.executable, "-c", code])
+    created = psutil.Process(process.pid).create_time()
+    return process, Service(name="test", pid=process.pid, created=created, log="")
+
+
+def recording(*processes: Service) -> Services:
+    return Services(prefect_port=1, ray_port=2, ray_token="t", home="", processes=list(processes))
+
+
+def test_stop_ends_a_service_with_its_children() -> None:
+    child = "[sys.executable, '-c', 'import time; time.sleep(60)']"
+    spawn = f"import subprocess, sys, time; subprocess.Popen({child}); time.sleep(60)"
+    process, service = started(spawn)
+    deadline = time.monotonic() + 10
+    while not (children := psutil.Process(process.pid).children()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert services.stop(recording(service)) == ["test"]
+    process.wait(5)
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+
+
+def test_stop_leaves_a_process_alone_that_only_has_the_number_of_one_of_ours() -> None:
+    process, service = started("import time; time.sleep(60)")
+    try:
+        assert services.stop(recording(service.model_copy(update={"created": service.created - 100}))) == []
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_what_died_is_not_taken_for_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLVR_CACHE", str(tmp_path))
+    process, service = started("pass")
+    process.wait()
+    services.record_path().parent.mkdir(parents=True)
+    services.record_path().write_text(recording(service).model_dump_json())
+    assert services.recorded() is None
+    assert services.stop_recorded() == []
+    assert not services.record_path().exists()
+
+
+def test_a_service_that_dies_while_starting_is_reported_with_its_last_lines(tmp_path: Path) -> None:
+    running = Services(prefect_port=1, ray_port=2, ray_token="t", home=str(tmp_path))
+    command = [sys.executable, "-c", "print('cannot go on'); raise SystemExit(3)"]
+    services._start(running, "test", command, {}, end_with_parent=True)
+    with pytest.raises(ServiceError, match=r"(?s)test ended while starting.*cannot go on"):
+        services._await(running, "test", lambda: False)

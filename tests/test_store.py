@@ -1,0 +1,147 @@
+"""The run on disk: what is written is whole, what is read is what was written, and errors say what to do."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from rlcore.batches import BatchError, LogprobBatch
+from rlcore.reports import SyncReport
+from rlcore.store import BatchRef, LedgerEntry, RunStore, StoreError
+
+
+def logprob_batch(*rows: list[float]) -> pl.DataFrame:
+    return pl.DataFrame(
+        {"sample_id": [f"s{index}" for index in range(len(rows))], "logprobs": list(rows)},
+        schema={"sample_id": pl.String, "logprobs": pl.List(pl.Float32)},
+    )
+
+
+def entry(iteration: int, stage: str, output: BatchRef) -> LedgerEntry:
+    return LedgerEntry(
+        iteration=iteration,
+        stage=stage,
+        identity="i",
+        inputs={},
+        output=output,
+        policy_version=iteration,
+        started_at=1.0,
+        finished_at=2.0,
+        seconds=1.0,
+        engine_seconds=0.5,
+    )
+
+
+@pytest.fixture(params=["local", "object store"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> RunStore:
+    return RunStore(str(tmp_path / "run") if request.param == "local" else f"memory://{tmp_path.name}/run")
+
+
+def test_a_batch_is_read_back_as_it_was_written(store: RunStore) -> None:
+    batch = logprob_batch([-0.5, -1.0], [])
+    ref = store.write_batch(12, "ref_logprobs", batch, LogprobBatch)
+    assert ref.path == "iterations/000012/ref_logprobs.parquet"
+    assert ref.rows == 2
+    assert store.read_batch(ref).equals(batch)
+
+
+def test_a_report_is_read_back_as_it_was_written(store: RunStore) -> None:
+    report = SyncReport(
+        policy_version=3,
+        bytes=10,
+        export_seconds=0.1,
+        load_seconds=0.2,
+        probe_tokens=5,
+        probe_gap_mean=0.01,
+        probe_gap_max=0.02,
+    )
+    assert store.read_report(store.write_report(3, "sync", report), SyncReport) == report
+
+
+def test_a_batch_that_breaks_its_schema_is_not_written(store: RunStore) -> None:
+    with pytest.raises(BatchError, match=r"LogprobBatch\.logprobs.*finite.*s0"):
+        store.write_batch(1, "bad", logprob_batch([float("nan")]), LogprobBatch)
+    assert not store.exists("iterations/000001/bad.parquet")
+
+
+def test_a_flipped_byte_is_refused_by_name(store: RunStore) -> None:
+    ref = store.write_batch(1, "x", logprob_batch([-0.5]), LogprobBatch)
+    content = bytearray(store.read_bytes(ref.path))
+    content[len(content) // 2] ^= 1
+    store.write_bytes(ref.path, bytes(content))
+    assert not store.is_intact(ref)
+    with pytest.raises(StoreError, match=r"iterations/000001/x\.parquet is damaged.*delete it and retry"):
+        store.read_batch(ref)
+
+
+def test_a_missing_file_is_refused_by_name(store: RunStore) -> None:
+    ref = BatchRef(path="iterations/000001/gone.parquet", schema_name="LogprobBatch", rows=1, sha256="0")
+    with pytest.raises(StoreError, match=r"gone\.parquet is not there"):
+        store.read_batch(ref)
+
+
+def test_the_ledger_gives_back_its_entries_and_finds_the_newest(store: RunStore) -> None:
+    first = store.write_batch(1, "x", logprob_batch([-0.5]), LogprobBatch)
+    second = store.write_batch(1, "y", logprob_batch([-0.7]), LogprobBatch)
+    entries = [entry(1, "ref_logprob", first), entry(1, "ref_logprob", second), entry(2, "ref_logprob", first)]
+    for one in entries:
+        store.record(one)
+    assert store.ledger() == entries
+    assert store.find(1, "ref_logprob") == entries[1]
+    assert store.find(3, "ref_logprob") is None
+
+
+def test_half_a_last_ledger_line_is_not_an_entry_and_the_next_one_is_whole(tmp_path: Path) -> None:
+    store = RunStore(str(tmp_path))
+    ref = store.write_batch(1, "x", logprob_batch([-0.5]), LogprobBatch)
+    store.record(entry(1, "generate", ref))
+    with open(tmp_path / "ledger.jsonl", "a") as ledger:
+        ledger.write('{"iteration": 1, "sta')
+    assert [one.stage for one in store.ledger()] == ["generate"]
+    store.record(entry(1, "reward", ref))
+    assert [one.stage for one in store.ledger()] == ["generate", "reward"]
+
+
+def test_a_broken_line_inside_the_ledger_is_an_error_with_its_number(tmp_path: Path) -> None:
+    (tmp_path / "ledger.jsonl").write_text("nonsense\n")
+    with pytest.raises(StoreError, match=r"ledger\.jsonl:1 is not a ledger entry"):
+        RunStore(str(tmp_path)).ledger()
+
+
+def test_a_reader_never_sees_a_half_written_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = RunStore(str(tmp_path))
+    store.write_bytes("file", b"before")
+
+    def crash(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlcore.store.os.fsync", crash)
+    with pytest.raises(KeyboardInterrupt):
+        store.write_bytes("file", b"after")
+    assert store.read_bytes("file") == b"before"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 64 KiB, where this machine lets us mount one."""
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], capture_output=True)
+    if mount.returncode != 0:
+        pytest.skip(f"cannot mount a tmpfs here: {mount.stderr.decode().strip()}")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_full_disk_is_named_and_nothing_recorded_is_lost(full_disk: Path) -> None:
+    store = RunStore(str(full_disk / "run"))
+    ref = store.write_batch(1, "x", logprob_batch([-0.5]), LogprobBatch)
+    store.record(entry(1, "generate", ref))
+    with pytest.raises(StoreError, match=r"no space left to write .*big\.bin.*free some and retry"):
+        store.write_bytes("big.bin", bytes(1 << 20))
+    assert store.read_batch(ref).equals(logprob_batch([-0.5]))
+    assert [one.stage for one in store.ledger()] == ["generate"]
+    assert not store.exists("big.bin")
