@@ -1,0 +1,177 @@
+"""The numbers of one iteration, from what its stages put out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+import torch
+
+from rlcore.algorithms import kl_estimate
+from rlcore.batches import RewardBatch, TrainBatch
+from rlcore.reports import SyncReport, UpdateReport
+from rlcore.store import RunStore
+from rlcore.tracking.accuracy import accuracy
+
+Metrics = dict[str, float]
+
+REWARD_STATUSES = RewardBatch.to_schema().columns["reward_status"].checks[0].statistics["allowed_values"]
+DROP_REASONS = TrainBatch.to_schema().columns["drop_reason"].checks[0].statistics["allowed_values"]
+
+
+def iteration_metrics(
+    *,
+    rollouts: pl.DataFrame,
+    rewards: pl.DataFrame,
+    train: pl.DataFrame,
+    update: UpdateReport,
+    sync: SyncReport,
+    evaluation: pl.DataFrame | None,
+    seconds: Mapping[str, float],
+) -> Metrics:
+    """All metrics of an iteration under namespaced keys. A number that does not exist is absent, never NaN.
+
+        reward/mean, reward/<domain>          mean over the scored responses
+        reward/status/<status>                responses
+        response/…                            tokens per response; shares cut off at the limit
+        rollout/…                             tokens, tokens per second, staleness in policy versions
+        train/…                               what the update reported, and what of the batch trained
+        sync/…                                engine against trainer
+        eval/accuracy, eval/<domain>/…        held-out; with the low and high end of the 95 % interval
+        seconds/<stage>                       wall time
+
+    Args:
+        rollouts, rewards, train: RolloutBatch, RewardBatch and TrainBatch of the same responses.
+        evaluation: EvalBatch, or None where the iteration has none.
+        seconds: wall time by stage.
+    """
+    return {
+        **reward_metrics(rollouts, rewards),
+        **response_metrics(rollouts),
+        **rollout_metrics(rollouts, update.iteration, seconds),
+        **train_metrics(train, update),
+        **sync_metrics(sync),
+        **({} if evaluation is None else evaluation_metrics(evaluation)),
+        **seconds_metrics(seconds),
+    }
+
+
+def read_iteration_metrics(store: RunStore, iteration: int) -> Metrics:
+    """The metrics of a finished iteration, from the outputs that its ledger entries name.
+
+    Iteration 0, the untrained policy, has only an evaluation.
+
+    Raises:
+        KeyError: a stage of the iteration is not finished.
+        StoreError, BatchError: an output is missing or damaged.
+    """
+    entries = {entry.stage: entry for entry in store.ledger() if entry.iteration == iteration}
+    evaluation = store.read_batch(entries["evaluate"].output) if "evaluate" in entries else None
+    seconds = {stage: entry.seconds for stage, entry in entries.items()}
+    if iteration == 0:
+        return {**({} if evaluation is None else evaluation_metrics(evaluation)), **seconds_metrics(seconds)}
+    return iteration_metrics(
+        rollouts=store.read_batch(entries["generate"].output),
+        rewards=store.read_batch(entries["reward"].output),
+        train=store.read_batch(entries["advantage"].output),
+        update=store.read_report(entries["update"].output, UpdateReport),
+        sync=store.read_report(entries["sync"].output, SyncReport),
+        evaluation=evaluation,
+        seconds=seconds,
+    )
+
+
+def reward_metrics(rollouts: pl.DataFrame, rewards: pl.DataFrame) -> Metrics:
+    """Means over the responses that were scored; how many ended in each status."""
+    scored = rewards.filter(pl.col("reward").is_not_null()).join(
+        rollouts.select("sample_id", "domain"), on="sample_id", how="left"
+    )
+    metrics = {f"reward/{domain}": mean for domain, mean in _mean_by_domain(scored, pl.col("reward")).items()}
+    if len(scored):
+        metrics["reward/mean"] = _number(scored["reward"].mean())
+    counts = dict(rewards["reward_status"].value_counts().iter_rows())
+    return metrics | {f"reward/status/{status}": float(counts.get(status, 0)) for status in REWARD_STATUSES}
+
+
+def response_metrics(rollouts: pl.DataFrame) -> Metrics:
+    """Lengths in tokens, over all and by domain; the share that was cut off at `response_length`."""
+    length = pl.col("response_ids").list.len()
+    lengths = rollouts.select(length)["response_ids"]
+    metrics = {f"response/length_mean/{domain}": mean for domain, mean in _mean_by_domain(rollouts, length).items()}
+    return metrics | {
+        "response/length_mean": _number(lengths.mean()),
+        "response/length_max": _number(lengths.max()),
+        "response/truncated": _number((rollouts["finish_reason"] == "length").mean()),
+    }
+
+
+def rollout_metrics(rollouts: pl.DataFrame, iteration: int, seconds: Mapping[str, float]) -> Metrics:
+    """Size and speed of the generation; staleness of its tokens in policy versions, 0 if sampled on-policy."""
+    versions = rollouts["policy_versions"].explode().drop_nulls()
+    metrics = {"rollout/responses": float(len(rollouts)), "rollout/tokens": float(len(versions))}
+    if seconds.get("generate"):
+        metrics["rollout/tokens_per_second"] = len(versions) / seconds["generate"]
+    if len(versions):
+        # Iteration n trains the policy of version n - 1.
+        staleness = (iteration - 1) - versions
+        metrics["rollout/staleness_mean"] = _number(staleness.mean())
+        metrics["rollout/staleness_max"] = _number(staleness.max())
+    return metrics
+
+
+def train_metrics(train: pl.DataFrame, update: UpdateReport) -> Metrics:
+    """The update's own metrics, both clip fractions as one, what was left out, and the KL to the reference."""
+    metrics = {f"train/{name}": value for name, value in update.metrics.items()}
+    clipped = [metrics[key] for key in ("train/clip_fraction_low", "train/clip_fraction_high") if key in metrics]
+    if clipped:
+        metrics["train/clip_fraction"] = sum(clipped)
+    counts = dict(train["drop_reason"].value_counts().iter_rows())
+    metrics |= {f"train/dropped/{reason}": float(counts.get(reason, 0)) for reason in DROP_REASONS}
+    metrics["train/responses"] = float(train["drop_reason"].null_count())
+    tokens = train.filter(pl.col("ref_logprobs").is_not_null()).select("loss_mask", "old_logprobs", "ref_logprobs")
+    tokens = tokens.explode(tokens.columns).filter("loss_mask")
+    if len(tokens):
+        old, reference = (
+            torch.from_numpy(tokens[name].to_numpy(writable=True)) for name in ("old_logprobs", "ref_logprobs")
+        )
+        metrics["train/reference_kl_k3"] = kl_estimate(old, reference, "k3").mean().item()
+    return metrics
+
+
+def sync_metrics(sync: SyncReport) -> Metrics:
+    """The probe's difference between engine and trainer in nats; the transfer's size and seconds."""
+    return {
+        "sync/probe_gap_mean": sync.probe_gap_mean,
+        "sync/probe_gap_max": sync.probe_gap_max,
+        "sync/bytes": float(sync.bytes),
+        "sync/seconds": sync.export_seconds + sync.load_seconds,
+    }
+
+
+def evaluation_metrics(evaluation: pl.DataFrame) -> Metrics:
+    """Accuracy of an EvalBatch, whole and by domain, among the rows that could be graded."""
+    parts = {"eval": evaluation} | {
+        f"eval/{domain}": rows for (domain,), rows in evaluation.group_by("domain", maintain_order=True)
+    }
+    metrics = {"eval/ungraded": float(evaluation["reward"].null_count())}
+    for prefix, rows in parts.items():
+        if (result := accuracy(rows)) is not None:
+            metrics[f"{prefix}/accuracy"] = result.share
+            metrics[f"{prefix}/low"] = result.low
+            metrics[f"{prefix}/high"] = result.high
+    return metrics
+
+
+def seconds_metrics(seconds: Mapping[str, float]) -> Metrics:
+    return {f"seconds/{stage}": value for stage, value in seconds.items()}
+
+
+def _mean_by_domain(rows: pl.DataFrame, value: pl.Expr) -> dict[str, float]:
+    means = rows.group_by("domain").agg(value.mean().alias("mean")).sort("domain")
+    return dict(means.iter_rows())
+
+
+def _number(value: object) -> float:
+    """A polars aggregate of a column that is numeric and not empty."""
+    assert isinstance(value, (int, float)), value
+    return float(value)
