@@ -11,7 +11,7 @@ from rlcore.iteration import Iteration
 from rlcore.plan import plan_iteration
 from rlcore.store import RunStore
 
-MAY_CHANGE = {"iterations", "eval_steps", "save_steps", "hardware", "tracking", "runs_dir"}
+MAY_CHANGE = {"iterations", "eval_steps", "save_steps", "save_total_limit", "hardware", "tracking", "runs_dir"}
 """Top-level fields of the configuration that a run may be continued under a new value of."""
 
 

@@ -28,6 +28,7 @@ from rlcore.pretrained import cache_directory
 
 HOST = "127.0.0.1"
 POOL = "rlvr"
+SERVER, RAY, WORKER = "prefect-server", "ray-head", "prefect-worker"
 START_SECONDS = 90.0
 STOP_SECONDS = 15.0
 
@@ -82,10 +83,9 @@ def record_path() -> Path:
 
 def recorded() -> Services | None:
     """The services of `rlvr up`, if all of them are alive."""
-    if not record_path().is_file():
-        return None
-    services = Services.model_validate_json(record_path().read_text())
-    return services if all(_process(service) for service in services.processes) else None
+    services = _read_record()
+    whole = services is not None and all(_process(service) for service in services.processes)
+    return services if whole else None
 
 
 def use(services: Services) -> None:
@@ -116,28 +116,31 @@ def available(log_directory: Path) -> Iterator[Services]:
 
 
 def start(prefect_port: int, ray_port: int) -> Services:
-    """All of them, recorded, to stay until `stop_recorded`.
+    """All of them, recorded, to stay until `stop_recorded`. What is recorded and alive is kept; what died is replaced.
 
     Raises:
-        ServiceError: a port is taken, or a service does not start; then none is left running.
+        ServiceError: a port is taken, or a service does not start; then none started here is left running.
     """
-    services = Services(
+    services = _alive_part(_read_record()) or Services(
         prefect_port=prefect_port,
         ray_port=ray_port,
         ray_token=secrets.token_hex(16),
         home=str(record_path().parent),
     )
-    refuse_taken_port(prefect_port, "the Prefect server")
-    refuse_taken_port(ray_port, "the Ray head")
-    stop_recorded()
+    running = {service.name for service in services.processes}
+    kept = services.model_copy(deep=True)
     try:
-        start_server(services, end_with_parent=False)
-        start_ray(services, end_with_parent=False)
+        if SERVER not in running:
+            start_server(services, end_with_parent=False)
+        if RAY not in running:
+            start_ray(services, end_with_parent=False)
         await_server(services)
         await_ray(services)
-        _deploy(services)
-        start_worker(services)
+        if WORKER not in running:
+            _deploy(services)
+            start_worker(services)
     except BaseException:
+        services.processes = services.processes[len(kept.processes) :]
         stop(services)
         raise
     record_path().write_text(services.model_dump_json(indent=2))
@@ -147,11 +150,23 @@ def start(prefect_port: int, ray_port: int) -> Services:
 
 def stop_recorded() -> list[str]:
     """End what is recorded; the names of those that were alive."""
-    if not record_path().is_file():
+    services = _read_record()
+    if services is None:
         return []
-    stopped = stop(Services.model_validate_json(record_path().read_text()))
+    stopped = stop(services)
     record_path().unlink()
     return stopped
+
+
+def _read_record() -> Services | None:
+    path = record_path()
+    return Services.model_validate_json(path.read_text()) if path.is_file() else None
+
+
+def _alive_part(services: Services | None) -> Services | None:
+    """The services with only the processes that are alive; None if none is."""
+    alive = [service for service in services.processes if _process(service)] if services else []
+    return services.model_copy(update={"processes": alive}) if services and alive else None
 
 
 def _deploy(services: Services) -> None:
@@ -176,7 +191,7 @@ def start_server(services: Services, *, end_with_parent: bool) -> None:
         "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
     }
     command = [sys.executable, "-m", "prefect", "server", "start"]
-    _start(services, "prefect-server", command, environment, end_with_parent)
+    _start(services, SERVER, command, environment, end_with_parent)
 
 
 def start_ray(services: Services, *, end_with_parent: bool) -> None:
@@ -184,12 +199,12 @@ def start_ray(services: Services, *, end_with_parent: bool) -> None:
     command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
     command += [f"--node-ip-address={HOST}", f"--port={services.ray_port}"]
     command += ["--include-dashboard=false", "--disable-usage-stats"]
-    _start(services, "ray-head", command, {}, end_with_parent)
+    _start(services, RAY, command, {}, end_with_parent)
 
 
 def start_worker(services: Services) -> None:
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
-    _start(services, "prefect-worker", command, {}, end_with_parent=False)
+    _start(services, WORKER, command, {}, end_with_parent=False)
 
 
 def await_server(services: Services) -> None:
@@ -206,7 +221,7 @@ def await_server(services: Services) -> None:
         except (urllib.error.URLError, OSError):
             return False
 
-    _await(services, "prefect-server", answers)
+    _await(services, SERVER, answers)
 
 
 def await_ray(services: Services) -> None:
@@ -215,8 +230,8 @@ def await_ray(services: Services) -> None:
     Raises:
         ServiceError: it ended, or was not ready in time.
     """
-    log = Path(next(service.log for service in services.processes if service.name == "ray-head"))
-    _await(services, "ray-head", lambda: "Ray runtime started" in log.read_text(errors="replace"))
+    log = Path(next(service.log for service in services.processes if service.name == RAY))
+    _await(services, RAY, lambda: "Ray runtime started" in log.read_text(errors="replace"))
 
 
 def stop(services: Services) -> list[str]:

@@ -174,6 +174,8 @@ class Config(Section):
     """Evaluate on the held-out prompts every so many iterations and at the end. 0: never."""
     save_steps: Annotated[int, Field(ge=0)] = 10
     """Checkpoint every so many iterations and at the end. 0: only at the end."""
+    save_total_limit: Positive = 2
+    """Newest checkpoints that are kept."""
     model: ModelConfig
     data: DataConfig
     rollout: RolloutConfig

@@ -56,3 +56,9 @@ def convert_gguf(source: Path, gguf_file: str, target: Path) -> None:
     plain.load_state_dict(quantised.state_dict())
     plain.to(torch.bfloat16).save_pretrained(target)
     AutoTokenizer.from_pretrained(source, gguf_file=gguf_file).save_pretrained(target)
+
+
+if __name__ == "__main__":
+    if not (cache_directory() / "models" / MODEL_NAME / "config.json").is_file():
+        print(f"Converting {MODEL_NAME} into {cache_directory()}", flush=True)
+    smollm2_directory()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -100,6 +101,8 @@ def save_checkpoint(config: Config, store: RunStore, policy_version: int) -> Che
         }
         (staging / "state.json").write_text(json.dumps(state, indent=2))
         publish(staging, final)
+    for old in published(final.parent)[: -config.save_total_limit]:
+        shutil.rmtree(old)
     return CheckpointReport(
         policy_version=policy_version,
         path=f"checkpoints/{final.name}",

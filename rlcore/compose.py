@@ -1,0 +1,204 @@
+"""A run's configuration out of YAML files and overrides: composed by Hydra, checked by pydantic.
+
+`NAME.yaml` is looked for in `configs/` of the working directory, then in the repository's; the files that its defaults
+list names (`algorithm/`, `model/`, `hardware/`) beside it, then in the other of the two. Relative paths of datasets
+and of the model are taken from the working directory, or from the repository where they exist only there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.default_element import ResultDefault
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from rlcore.config import Config
+from rlcore.config_errors import ConfigError, Origin, describe, nearest
+from rlcore.pretrained import cache_directory
+
+KEY = re.compile(r"(?!hydra\b)[A-Za-z_]\w*(\.[\w-]+)*")
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+OmegaConf.register_new_resolver("rlvr_cache", lambda: str(cache_directory()), replace=True)
+
+
+def compose(name: str, overrides: Sequence[str] = ()) -> Config:
+    """The configuration `NAME.yaml`, changed by overrides of the form `key=value` or `group=option`, checked.
+
+    Later overrides win over earlier ones, overrides over files, and `NAME.yaml` over its groups.
+
+    Raises:
+        ConfigError: no such configuration or option, a key that does not exist, a value that is not allowed, a file
+            or override that cannot be read. Names every problem, with where it was written and what would be right.
+    """
+    places = dict.fromkeys((Path.cwd() / "configs", REPOSITORY / "configs"))
+    # Where NAME.yaml is comes first: Hydra looks for the main file nowhere else.
+    directories = sorted(filter(Path.is_dir, places), key=lambda path: not (path / f"{name}.yaml").is_file())
+    if not any((path / f"{name}.yaml").is_file() for path in directories):
+        presets = sorted({file.stem for path in directories for file in path.glob("*.yaml")})
+        raise ConfigError(f"no configuration {name!r}; {nearest(name, presets)}")
+    groups = {group.name for path in directories for group in path.iterdir() if any(group.glob("*.yaml"))}
+    parsed = [_parse(override, groups) for override in overrides]
+    try:
+        values, files = _compose(name, directories, groups, parsed)
+    except MissingConfigException as error:
+        raise ConfigError(_describe_missing(error)) from None
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(f"not valid YAML: {error}") from None
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"configuration {name}: {error.full_key}: {str(error).splitlines()[0]}") from None
+    except HydraException as error:
+        raise ConfigError(f"configuration {name}: {str(error).strip().splitlines()[0]}") from None
+    settings = [override for override in parsed if override.key_or_group not in groups]
+    return _with_absolute_paths(_validate(values, f"configuration {name}", partial(_origin, settings, files)))
+
+
+def dump(config: Config) -> str:
+    """The whole configuration as YAML, defaults included; `load` reads it back."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def load(source: str | Path) -> Config:
+    """A configuration that was dumped: YAML text, or the file at a Path.
+
+    Raises:
+        ConfigError: not YAML, an unknown key, or a value that is not allowed.
+    """
+    name = str(source) if isinstance(source, Path) else "configuration"
+    text = source.read_text() if isinstance(source, Path) else source
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name} is not valid YAML: {error}") from None
+    return _validate(values, name, lambda path: None)
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file that went into the configuration, and the section that it filled."""
+
+    path: Path
+    section: tuple[str, ...]
+
+    def line_of(self, key: tuple[str, ...]) -> int | None:
+        """The line, from 1, where the file sets a key; None if it does not."""
+        if key[: len(self.section)] != self.section:
+            return None
+        node, line = yaml.compose(self.path.read_text()), None
+        for part in key[len(self.section) :]:
+            pairs = node.value if isinstance(node, yaml.MappingNode) else []
+            found = next((pair for pair in pairs if pair[0].value == part), None)
+            if found is None:
+                return None
+            line, node = found[0].start_mark.line + 1, found[1]
+        return line
+
+
+def _compose(
+    name: str, directories: Sequence[Path], groups: set[str], overrides: Sequence[Override]
+) -> tuple[Any, list[_File]]:
+    """Hydra's composition: the resolved values, and the files they came from in order of precedence."""
+    first, *others = directories
+    search = [f"hydra.searchpath={[f'file://{path}' for path in others]}"]
+    with initialize_config_dir(str(first), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+
+        def chosen(lines: list[str]) -> list[ResultDefault]:
+            defaults = loader.compute_defaults_list(name, lines, RunMode.RUN).defaults
+            return [item for item in defaults if not (item.package or "").startswith("hydra")]
+
+        listed = {str(item.config_path).rpartition("/")[0] for item in chosen(search)}
+        lines = search + [_hydra_line(override, groups, listed) for override in overrides]
+        values = OmegaConf.to_container(hydra_compose(name, lines), resolve=True, throw_on_missing=True)
+        return values, [_file(item, directories) for item in chosen(lines)]
+
+
+def _file(item: ResultDefault, directories: Sequence[Path]) -> _File:
+    paths = [directory / f"{item.config_path}.yaml" for directory in directories]
+    return _File(next(filter(Path.is_file, paths)), tuple(item.package.split(".") if item.package else ()))
+
+
+def _parse(text: str, groups: set[str]) -> Override:
+    """An override, its leading `+` left out: which keys exist is for `Config` to say.
+
+    Raises:
+        ConfigError: it is not of the form that `compose` takes.
+    """
+    shape = "write key=value, group=option, key=[a, b], ~key, or key='a value with blanks, ~ or commas'"
+    try:
+        override = OverridesParser.create().parse_override(text.lstrip("+"))
+    except HydraException:
+        raise ConfigError(f"override {text!r} cannot be read; {shape}") from None
+    key = override.key_or_group
+    if not KEY.fullmatch(key) or override.package is not None or override.is_sweep_override():
+        raise ConfigError(f"override {text!r} is not of a form that is taken here; {shape}")
+    if key in groups and not isinstance(override.value(), str):
+        raise ConfigError(f"override {text!r}: {key} takes the name of an option; one of its keys is {key}.KEY=value")
+    return override
+
+
+def _hydra_line(override: Override, groups: set[str], listed: set[str]) -> str:
+    """The override as Hydra wants it: `+` for a group that no defaults list names, `++` for a value."""
+    key, line = override.key_or_group, str(override.input_line)
+    if override.type is OverrideType.DEL or key in listed:
+        return line
+    return f"+{line}" if key in groups else f"++{line}"
+
+
+def _describe_missing(error: MissingConfigException) -> str:
+    group, _, option = str(error.missing_cfg_file).rpartition("/")
+    return f"no {group or 'configuration'} {option!r}; {nearest(option, error.options or [])}"
+
+
+def _origin(overrides: Sequence[Override], files: Sequence[_File], path: tuple[str, ...]) -> str | None:
+    """Where a path was set: the last override of it, or the last file with it and the overrides below it."""
+    keys = [(tuple(override.key_or_group.split(".")), f"override {override.input_line}") for override in overrides]
+    covering = [line for key, line in keys if path[: len(key)] == key]
+    if covering:
+        return covering[-1]
+    lines = [f"{_shown(file.path)}:{line}" for file in files if path and (line := file.line_of(path))]
+    below = [line for key, line in keys if path and key[: len(path)] == path]
+    return ", ".join([*lines[-1:], *below]) or None
+
+
+def _shown(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _validate(values: Any, name: str, origin: Origin) -> Config:
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{name}:\n{describe(error, Config, origin)}") from None
+
+
+def _with_absolute_paths(config: Config) -> Config:
+    data = {"train": [*map(_absolute, config.data.train)], "held_out": [*map(_absolute, config.data.held_out)]}
+    model = {"path": _absolute(config.model.path)}
+    return config.model_copy(
+        update={"data": config.data.model_copy(update=data), "model": config.model.model_copy(update=model)}
+    )
+
+
+def _absolute(path: str) -> str:
+    """A path as it is if absolute or a URL, else from the working directory, or from the repository if only there."""
+    if "://" in path:
+        return path
+    local = Path(path).expanduser()
+    candidates = [base / local for base in (Path.cwd(), REPOSITORY)]
+    return str(next((candidate for candidate in candidates if candidate.exists()), candidates[0]))
