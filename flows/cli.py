@@ -92,7 +92,7 @@ def watch(run: RunName) -> None:
     """The live table of a run that another process trains. Ctrl-C ends the watching, not the run."""
     from flows.progress import follow
 
-    follow(local_directory(run), console)
+    follow(open_store(run).directory, console)
 
 
 @app.command()
@@ -100,7 +100,7 @@ def report(run: RunName) -> None:
     """Write report.html of a run anew, and name it."""
     from rlcore.tracking.report import write_report
 
-    print(write_report(local_directory(run)))
+    print(write_report(open_store(run).directory))
 
 
 @app.command()
@@ -124,13 +124,6 @@ def open_store(run: str) -> RunStore:
             return store
     there = ", ".join(sorted(path.parent.name for path in Path("runs").glob("*/config.yaml"))) or "none"
     raise StoreError(f"no run at {' or '.join(candidates)} (no config.yaml); runs here: {there}")
-
-
-def local_directory(run: str) -> Path:
-    store = open_store(run)
-    if store.local_path is None:
-        raise StoreError(f"{store.url} is not on this machine's disk")
-    return store.local_path
 
 
 def main() -> None:

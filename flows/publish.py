@@ -25,17 +25,14 @@ SAMPLED_RESPONSES = 3
 async def publish(it: Iteration) -> Metrics:
     """Log and show a finished iteration, from what its stages left on disk; its metrics."""
     metrics = read_iteration_metrics(it.store, it.number)
-    directory = it.store.local_path
-    if directory is None:
-        return metrics
     tracker(it.store.url).log(it.number, metrics)
     await asyncio.gather(
         _artifact(it, "metrics", metrics_table(it.number, metrics)),
-        _artifact(it, "learning-curve", _image(learning_curve_svg(read_metrics(directory)))),
+        _artifact(it, "learning-curve", _image(learning_curve_svg(read_metrics(it.store.directory)))),
         *([_artifact(it, "responses", sampled_responses(it))] if it.number else []),
     )
     if "eval/accuracy" in metrics:
-        write_report(directory)
+        write_report(it.store.directory)
     return metrics
 
 
@@ -43,8 +40,7 @@ async def publish(it: Iteration) -> Metrics:
 def tracker(run_url: str) -> Tracker:
     """One writer for as long as this process trains this run."""
     store = RunStore(run_url)
-    assert store.local_path is not None
-    opened = Tracker(store.local_path, load(store.read_bytes("config.yaml").decode()))
+    opened = Tracker(store.directory, load(store.read_bytes("config.yaml").decode()))
     atexit.register(opened.close)
     return opened
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.publish import tracker
 from flows.rlvr import rlvr
 from flows.runs import next_iteration, open_run
 from flows.runtime import ray_task_runner
@@ -21,6 +22,8 @@ async def train(config: str = "arithmetic", overrides: list[str] | None = None, 
     """
     overrides = [*(overrides or []), *([f"iterations={iterations}"] if iterations is not None else [])]
     settings, store = open_run(config, overrides)
+    # Where metrics cannot go, that is better known before the first iteration.
+    tracker(store.url)
     try:
         for number in range(next_iteration(settings, store), settings.iterations + 1):
             await rlvr(config, overrides, iteration=number)

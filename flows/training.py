@@ -13,7 +13,6 @@ from rich.console import Console
 from flows import services
 from flows.runs import open_run
 from rlcore.config import Config, model_directory
-from rlcore.pretrained import cache_directory
 from rlcore.store import RunStore
 
 FAILED, INTERRUPTED = 1, 130
@@ -26,7 +25,7 @@ def train_here(settings: Config, config: str, overrides: list[str], console: Con
         FileNotFoundError, ServiceError, RunConflict: before the training started.
     """
     model_directory(settings.model)
-    directory = RunStore(settings.run_url).local_path or cache_directory() / "runs" / settings.run
+    directory = RunStore(settings.run_url).directory
     started = time.monotonic()
     with ExitStack() as stack:
         try:

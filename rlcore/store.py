@@ -96,6 +96,17 @@ class RunStore:
         filesystem, root = self._filesystem
         return Path(root) if isinstance(filesystem, LocalFileSystem) else None
 
+    @property
+    def directory(self) -> Path:
+        """The run directory, for what only a file system can hold: checkpoints, logs, TensorBoard, W&B.
+
+        Raises:
+            StoreError: the run is not on this machine's disk.
+        """
+        if self.local_path is None:
+            raise StoreError(f"{self.url} is not on a file system: train with runs_dir on a disk or a mounted volume")
+        return self.local_path
+
     def exists(self, path: str) -> bool:
         filesystem, root = self._filesystem
         return bool(filesystem.exists(f"{root}/{path}"))

@@ -42,7 +42,7 @@ class EngineHandle:
         return int(wait_for(self.actor.call.remote("policy_version"))[0])
 
 
-def engine(config: Config, run_url: str, log_path: str | None) -> EngineHandle:
+def engine(config: Config, run_url: str, log_path: str) -> EngineHandle:
     """The run's engine, started; made where it is missing."""
     actor = get_or_create(
         AsyncResident,

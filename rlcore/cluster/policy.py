@@ -58,7 +58,7 @@ def _trainer_between(config: Config, store: RunStore, lowest: int, highest: int)
 
 def _restore(group: TrainerGroup, store: RunStore, policy_version: int) -> None:
     """Newest good checkpoint, then the recorded updates after it."""
-    for checkpoint in reversed(published(_local(store) / "checkpoints")):
+    for checkpoint in reversed(published(store.directory / "checkpoints")):
         if not group.policy_version() < int(checkpoint.name) <= policy_version:
             continue
         try:
@@ -88,7 +88,7 @@ def save_checkpoint(config: Config, store: RunStore, policy_version: int) -> Che
     """
     started = time.perf_counter()
     trainer = trainer_at(config, store, policy_version)
-    final = _local(store) / "checkpoints" / f"{policy_version:06d}"
+    final = store.directory / "checkpoints" / f"{policy_version:06d}"
     final.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=final.parent) as folder:
         staging = Path(folder) / final.name
@@ -114,8 +114,7 @@ def save_checkpoint(config: Config, store: RunStore, policy_version: int) -> Che
 
 def serving_engine(config: Config, store: RunStore) -> EngineHandle:
     """The engine with whatever weights it has; with those the run started from where it had to be made."""
-    log_path = str(store.local_path / "logs" / "engine-0.log") if store.local_path else None
-    return engine(config, store.url, log_path)
+    return engine(config, store.url, str(store.directory / "logs" / "engine-0.log"))
 
 
 def engine_at(config: Config, store: RunStore, policy_version: int) -> EngineHandle:
@@ -146,9 +145,3 @@ def _shared_file() -> Iterator[str]:
 def reference(config: Config, store: RunStore) -> TrainerGroup:
     """The model as it was at the start, frozen."""
     return trainer_group(config, store.url, trainable=False)
-
-
-def _local(store: RunStore) -> Path:
-    if store.local_path is None:
-        raise StoreError(f"{store.url}: checkpoints need a run directory on a file system")
-    return store.local_path
