@@ -1,0 +1,69 @@
+"""Which iteration a run is at, and under which settings it may be continued."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.runs import RunConflict, next_iteration, open_iteration, open_run
+from rlcore.compose import compose
+from rlcore.plan import plan_iteration
+from rlcore.store import BatchRef, LedgerEntry, RunStore
+
+OUTPUT = BatchRef(path="x", schema_name="LogprobBatch", rows=0, sha256="0")
+
+
+def finish(store: RunStore, iteration: int, *stages: str) -> None:
+    for name in stages:
+        store.record(
+            LedgerEntry(
+                iteration=iteration,
+                stage=name,
+                identity="i",
+                inputs={},
+                output=OUTPUT,
+                policy_version=iteration,
+                started_at=0,
+                finished_at=0,
+                seconds=0,
+                engine_seconds=0,
+            )
+        )
+
+
+def test_a_run_starts_at_one_also_after_its_first_evaluation(tmp_path: Path) -> None:
+    config, store = compose("arithmetic", []), RunStore(str(tmp_path))
+    assert next_iteration(config, store) == 1
+    finish(store, 0, "evaluate")
+    assert next_iteration(config, store) == 1
+
+
+def test_an_iteration_with_a_stage_missing_is_the_next_one(tmp_path: Path) -> None:
+    config, store = compose("arithmetic", []), RunStore(str(tmp_path))
+    finish(store, 1, *plan_iteration(config, 1).stages)
+    assert next_iteration(config, store) == 2
+    finish(store, 2, "sample", "generate")
+    assert next_iteration(config, store) == 2
+
+
+def test_opening_a_run_writes_the_resolved_configuration(tmp_path: Path) -> None:
+    _, store = open_run("arithmetic", [f"runs_dir={tmp_path}"])
+    assert "rollout_batch_size: 16" in store.read_bytes("config.yaml").decode()
+    assert store.url == str(tmp_path / "arithmetic")
+
+
+def test_a_run_may_be_continued_for_longer_but_not_under_other_numbers(tmp_path: Path) -> None:
+    here = f"runs_dir={tmp_path}"
+    open_run("arithmetic", [here])
+    longer, _ = open_run("arithmetic", [here, "iterations=50", "tracking.wandb=off"])
+    assert longer.iterations == 50
+    with pytest.raises(RunConflict, match=r"trainer\.learning_rate: 1e-05 → 0\.001.*run=NAME"):
+        open_run("arithmetic", [here, "trainer.learning_rate=1e-3"])
+    assert open_run("arithmetic", [here])[0].trainer.learning_rate == 1e-5
+
+
+def test_an_iteration_can_be_named_or_left_to_the_run(tmp_path: Path) -> None:
+    here = [f"runs_dir={tmp_path}"]
+    assert open_iteration("arithmetic", here, None).number == 1
+    assert open_iteration("arithmetic", here, 7).number == 7

@@ -1,0 +1,121 @@
+"""A finished stage is read back, not repeated; anything that decides its output makes it run again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from prefect.client.schemas.objects import State
+
+from rlcore.batches import LogprobBatch
+from rlcore.compose import compose
+from rlcore.iteration import Iteration
+from rlcore.store import BatchRef, RunStore, StoreError
+from tasks.stage import stage
+
+CALLS: list[str] = []
+
+
+@stage(reads=("seed",), writes=LogprobBatch, to="source")
+def source(iteration: Iteration) -> pl.DataFrame:
+    CALLS.append("source")
+    logprobs = pl.Series([[-1.0 - iteration.config.seed]], dtype=pl.List(pl.Float32))
+    return pl.DataFrame({"sample_id": ["a"], "logprobs": logprobs})
+
+
+@stage(reads=("rollout.temperature",), writes=LogprobBatch, to="doubled")
+def doubled(iteration: Iteration, batch: pl.DataFrame, other: pl.DataFrame | None = None) -> pl.DataFrame:
+    CALLS.append("doubled")
+    if iteration.number == 13:
+        raise ValueError("unlucky")
+    return batch.with_columns(logprobs=pl.col("logprobs").list.eval(pl.element() * 2))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    CALLS.clear()
+
+    def iteration(number: int, *overrides: str) -> Iteration:
+        return Iteration(compose("arithmetic", overrides), RunStore(str(tmp_path)), number)
+
+    return iteration
+
+
+def output(result: BatchRef | State[BatchRef]) -> BatchRef:
+    return result.data if isinstance(result, State) else result
+
+
+def test_a_finished_stage_comes_back_as_cached_and_does_not_run(run: Any) -> None:
+    first = source.fn(run(1))
+    again = source.fn(run(1))
+    assert CALLS == ["source"]
+    assert isinstance(first, BatchRef)
+    assert isinstance(again, State) and again.name == "Cached" and again.data == first
+
+
+def test_another_iteration_is_another_stage(run: Any) -> None:
+    source.fn(run(1))
+    source.fn(run(2))
+    assert CALLS == ["source", "source"]
+
+
+def test_a_changed_setting_that_the_stage_reads_makes_it_run_again(run: Any) -> None:
+    source.fn(run(1))
+    source.fn(run(1, "seed=1"))
+    assert CALLS == ["source", "source"]
+
+
+def test_a_changed_setting_that_the_stage_does_not_read_does_not(run: Any) -> None:
+    source.fn(run(1))
+    source.fn(run(1, "rollout.temperature=0.5"))
+    assert CALLS == ["source"]
+
+
+def test_another_input_makes_a_stage_run_again(run: Any) -> None:
+    doubled.fn(run(1), batch=source.fn(run(1)))
+    doubled.fn(run(1), batch=source.fn(run(1, "seed=1")))
+    assert CALLS == ["source", "doubled"] * 2
+
+
+def test_a_lost_or_damaged_output_is_computed_again(run: Any) -> None:
+    iteration = run(1)
+    ref = source.fn(iteration)
+    iteration.store.write_bytes(ref.path, b"not parquet")
+    assert output(source.fn(iteration)) == ref
+    assert CALLS == ["source", "source"]
+    assert iteration.store.is_intact(ref)
+
+
+def test_the_ledger_has_the_inputs_and_the_seconds_of_a_stage(run: Any) -> None:
+    iteration = run(3)
+    ref = source.fn(iteration)
+    doubled.fn(iteration, batch=ref)
+    entry = iteration.store.find(3, "doubled")
+    assert entry.inputs == {"batch": ref}
+    assert entry.output.path == "iterations/000003/doubled.parquet"
+    assert 0 <= entry.engine_seconds <= entry.seconds <= entry.finished_at - entry.started_at + 0.1
+    assert iteration.store.read_batch(entry.output)["logprobs"].to_list() == [[-2.0]]
+
+
+def test_an_input_that_the_plan_has_no_stage_for_is_left_out(run: Any) -> None:
+    iteration = run(1)
+    doubled.fn(iteration, batch=source.fn(iteration), other=None)
+    assert iteration.store.find(1, "doubled").inputs.keys() == {"batch"}
+
+
+def test_a_damaged_input_stops_the_stage_and_says_which_file(run: Any) -> None:
+    iteration = run(1)
+    ref = source.fn(iteration)
+    iteration.store.write_bytes(ref.path, b"not parquet")
+    with pytest.raises(StoreError, match=r"source\.parquet is damaged"):
+        doubled.fn(iteration, batch=ref)
+    assert iteration.store.find(1, "doubled") is None
+
+
+def test_a_failure_says_in_which_stage_and_iteration(run: Any) -> None:
+    iteration = run(13)
+    with pytest.raises(ValueError, match="unlucky") as failure:
+        doubled.fn(iteration, batch=source.fn(iteration))
+    assert failure.value.__notes__ == ["stage doubled, iteration 13"]
