@@ -1,0 +1,48 @@
+"""What a grader is, and what travels between the router and the grader processes.
+
+A grader is a module of this package with a pure function `grade(response_text, ground_truth) -> Score`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A graded response.
+
+    Raises:
+        ValueError: the reward or a component is not finite.
+    """
+
+    reward: float
+    components: dict[str, float]
+    """What the reward is made of, by name."""
+
+    def __post_init__(self) -> None:
+        for name, value in {"reward": self.reward, **self.components}.items():
+            if not math.isfinite(value):
+                raise ValueError(f"{name} is {value}, but a score must be finite")
+
+
+class Task(NamedTuple):
+    """One response to grade."""
+
+    grader: str
+    """A module of rlcore.rewards."""
+    response_text: str
+    ground_truth: str
+    timeout_seconds: float
+
+
+class Outcome(NamedTuple):
+    """What became of a task; the columns of a RewardBatch."""
+
+    status: Literal["scored", "timeout", "grader_error", "infra_error"]
+    reward: float | None
+    components: dict[str, float]
+    detail: str
+    seconds: float

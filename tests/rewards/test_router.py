@@ -1,0 +1,201 @@
+"""The router with its real graders and processes: timeouts, deaths, exceptions, and what stays behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import psutil
+import pytest
+
+from rlcore.batches import RewardBatch, validate
+from rlcore.config import RewardConfig
+from rlcore.rewards.router import RewardRouter
+from rlcore.rewards.workers import WorkerError
+
+ENDLESS = "9**9**9**9"
+"""Compared with 1/2, keeps sympy busy for longer than anyone waits."""
+
+LIMIT = 3.0
+REWARDS = {
+    "arithmetic": RewardConfig(grader="math", timeout_seconds=LIMIT),
+    "reasoning_gym": RewardConfig(grader="reasoning_gym"),
+    "format": RewardConfig(grader="format"),
+}
+
+
+@pytest.fixture(scope="module")
+def router() -> Iterator[RewardRouter]:
+    with RewardRouter(REWARDS, processes=2) as router:
+        yield router
+
+
+def responses(*rows: tuple[str, str, str]) -> pl.DataFrame:
+    """A frame from (domain, response_text, ground_truth)."""
+    schema = ["domain", "response_text", "ground_truth"]
+    return pl.DataFrame(rows, schema=schema, orient="row").with_row_index("sample_id").cast(pl.String)
+
+
+def kill_graders_of(router: RewardRouter, index: int, times: int) -> threading.Thread:
+    """Kills so many processes, each while it grades the response of that index."""
+
+    def watch() -> None:
+        seen: set[int] = set()
+        while len(seen) < times:
+            for worker in router._pool._workers:
+                pid = worker.process.pid
+                if pid not in seen and list(worker.tasks)[:1] == [index]:
+                    seen.add(pid)
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_rewards_come_in_the_order_of_the_responses(router: RewardRouter) -> None:
+    rows = [("arithmetic", f"It is {i}", str(i if i % 3 else i + 1)) for i in range(200)]
+    rewards = router.grade(responses(*rows))
+    assert rewards["sample_id"].to_list() == [str(i) for i in range(200)]
+    assert rewards["reward"].to_list() == [float(i % 3 != 0) for i in range(200)]
+
+
+def test_each_domain_goes_to_its_grader(router: RewardRouter) -> None:
+    entry = '{"question": "?", "answer": "5", "metadata": {"source_dataset": "chain_sum"}}'
+    rewards = router.grade(
+        responses(
+            ("format", "all small", '{"rules": [{"kind": "lowercase"}]}'),
+            ("reasoning_gym", "5", entry),
+            ("arithmetic", "5", "5"),
+        )
+    )
+    names = rewards["components"].list.eval(pl.element().struct.field("name")).to_list()
+    assert names == [["lowercase"], ["chain_sum"], ["correct", "answered"]]
+    assert rewards["reward"].to_list() == [1.0, 1.0, 1.0]
+
+
+def test_no_responses_give_an_empty_batch(router: RewardRouter) -> None:
+    assert len(validate(router.grade(responses(("format", "", "")).clear()), RewardBatch)) == 0
+
+
+def test_a_grader_at_its_limit_is_killed_while_others_are_scored(router: RewardRouter) -> None:
+    rows = [("arithmetic", str(i), str(i)) for i in range(100)]
+    rows[3] = rows[60] = ("arithmetic", ENDLESS, "1/2")
+    start = time.monotonic()
+    rewards = router.grade(responses(*rows))
+    assert time.monotonic() - start < 3 * LIMIT + 20
+    late = rewards.filter(pl.col("reward_status") == "timeout")
+    assert late["sample_id"].to_list() == ["3", "60"]
+    assert late["reward"].null_count() == 2
+    assert late["seconds"].to_list() == [LIMIT, LIMIT]
+    assert late["detail"].str.contains("killed after 3 s").all()
+    scored = rewards.filter(pl.col("reward_status") == "scored")
+    assert len(scored) == 98
+    assert (scored["reward"] == 1).all()
+
+
+def test_an_exception_in_the_grader_is_a_grader_error(router: RewardRouter) -> None:
+    rewards = router.grade(responses(("reasoning_gym", "5", "not json"), ("arithmetic", "5", "5")))
+    assert rewards["reward_status"].to_list() == ["grader_error", "scored"]
+    assert rewards["reward"].to_list() == [None, 1.0]
+    assert rewards["components"].list.len().to_list() == [0, 2]
+    assert rewards["detail"][0].startswith("JSONDecodeError: ")
+
+
+def test_a_response_that_eats_memory_ends_without_taking_the_machines(router: RewardRouter) -> None:
+    rewards = router.grade(responses(("arithmetic", r"$2^{50000000000}$", "1/2"), ("arithmetic", "5", "5")))
+    assert rewards["reward_status"][0] in ("grader_error", "timeout")
+    assert rewards["reward"].to_list() == [None, 1.0]
+
+
+def test_processes_are_reused_between_calls(router: RewardRouter) -> None:
+    router.grade(responses(*[("arithmetic", "5", "5")] * 40))
+    pids = router._pool.pids
+    router.grade(responses(*[("arithmetic", "5", "5")] * 40))
+    assert router._pool.pids == pids
+
+
+def test_a_process_killed_between_calls_is_replaced(router: RewardRouter) -> None:
+    killed = router._pool.pids[0]
+    os.kill(killed, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(killed)], timeout=10)
+    rewards = router.grade(responses(*[("arithmetic", "5", "5")] * 40))
+    assert (rewards["reward"] == 1).all()
+    assert killed not in router._pool.pids
+
+
+def test_a_response_whose_process_dies_is_tried_once_more_and_then_an_infra_error() -> None:
+    with RewardRouter(REWARDS, processes=1) as router:
+        router.grade(responses(("arithmetic", "5", "5")))
+        killer = kill_graders_of(router, index=1, times=2)
+        rows = [("arithmetic", "5", "5"), ("arithmetic", ENDLESS, "1/2"), ("arithmetic", "6", "6")]
+        rewards = router.grade(responses(*rows))
+        killer.join(10)
+    assert not killer.is_alive()
+    assert rewards["reward_status"].to_list() == ["scored", "infra_error", "scored"]
+    assert rewards["reward"].to_list() == [1.0, None, 1.0]
+    assert "died twice, with exit code -9" in rewards["detail"][1]
+
+
+def test_a_response_whose_process_dies_once_is_graded_by_another() -> None:
+    with RewardRouter(REWARDS, processes=1) as router:
+        router.grade(responses(("arithmetic", "5", "5")))
+        killer = kill_graders_of(router, index=1, times=1)
+        rewards = router.grade(
+            responses(("arithmetic", "5", "5"), ("arithmetic", ENDLESS, "1/2"), ("arithmetic", "6", "6"))
+        )
+        killer.join(10)
+    assert not killer.is_alive()
+    assert rewards["reward_status"].to_list() == ["scored", "timeout", "scored"]
+
+
+def test_a_domain_without_grader_is_refused(router: RewardRouter) -> None:
+    with pytest.raises(ValueError, match="no grader for domain 'code'; rewards has arithmetic, format"):
+        router.grade(responses(("code", "5", "5")))
+
+
+def test_closing_ends_every_process() -> None:
+    router = RewardRouter(REWARDS, processes=2)
+    pids = router._pool.pids
+    router.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    with pytest.raises(WorkerError, match="closed"):
+        router.grade(responses(("arithmetic", "5", "5")))
+
+
+def test_workers_that_cannot_start_are_an_error_and_not_a_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    with (
+        RewardRouter(REWARDS, processes=1) as router,
+        pytest.raises(WorkerError, match="3 grader processes in a row ended before they were ready"),
+    ):
+        router.grade(responses(("arithmetic", "5", "5")))
+
+
+def test_no_process_outlives_a_killed_parent() -> None:
+    program = """
+import polars as pl
+from rlcore.config import RewardConfig
+from rlcore.rewards.router import RewardRouter
+router = RewardRouter({"a": RewardConfig(grader="math", timeout_seconds=3)}, processes=2)
+row = {"sample_id": ["0"], "domain": ["a"], "response_text": ["5"], "ground_truth": ["5"]}
+router.grade(pl.DataFrame(row))
+print(*router._pool.pids, flush=True)
+router.grade(pl.DataFrame({**row, "response_text": ["9**9**9**9"], "ground_truth": ["1/2"]}))
+"""
+    root = Path(__file__).parents[2]
+    parent = subprocess.Popen([sys.executable, "-c", program], cwd=root, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+    assert len(workers) == 2
+    time.sleep(1)
+    parent.kill()
+    parent.wait()
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert not alive
