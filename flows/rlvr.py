@@ -14,12 +14,12 @@ from prefect import flow
 from flows.evaluate import evaluate
 from flows.publish import publish
 from flows.runs import open_iteration
-from flows.runtime import ray_task_runner
+from flows.runtime import stage_runner
 from tasks import stages
 from tasks.stage import await_stages, on_ray
 
 
-@flow(name="rlvr", task_runner=ray_task_runner(), flow_run_name="{config}")
+@flow(name="rlvr", task_runner=stage_runner(), flow_run_name="{config}")
 async def rlvr(
     config: str = "arithmetic", overrides: list[str] | None = None, iteration: int | None = None
 ) -> dict[str, float]:

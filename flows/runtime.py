@@ -1,4 +1,4 @@
-"""How flows reach Ray."""
+"""How flows run their stages on Ray."""
 
 from __future__ import annotations
 
@@ -9,12 +9,34 @@ from prefect_ray import RayTaskRunner
 
 from flows import services
 
+SETTINGS = ("PREFECT_API_", "PREFECT_LOGGING_", "RAY_AUTH_")
+"""Environment variables by prefix that every process of a run needs, on whatever node."""
 
-def ray_task_runner() -> RayTaskRunner[Any]:
+
+class StageRunner(RayTaskRunner[Any]):
+    """A RayTaskRunner whose workers keep the settings they started with.
+
+    They have the flow's environment, so the settings that Prefect sends with every task are those they have;
+    reading them again for each costs more than the rest of starting a task.
+    """
+
+    @staticmethod
+    def _run_prefect_task(*upstream: Any, context: dict[str, Any], **arguments: Any) -> Any:
+        context.pop("settings_context")
+        return RayTaskRunner._run_prefect_task(*upstream, context=context, **arguments)
+
+
+def stage_runner() -> StageRunner:
     """Stages run on the Ray cluster of RAY_ADDRESS, or on that of `rlvr up`. Never on one of Prefect's making."""
     if "RAY_ADDRESS" not in os.environ and (up := services.recorded()):
         services.use(up)
-    return RayTaskRunner(
+    return StageRunner(
         address=os.environ.get("RAY_ADDRESS", f"{services.HOST}:6379"),
-        init_kwargs={"log_to_driver": False, "logging_level": "ERROR"},
+        init_kwargs={
+            "log_to_driver": False,
+            "logging_level": "ERROR",
+            "runtime_env": {
+                "env_vars": {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
+            },
+        },
     )

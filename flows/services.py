@@ -189,6 +189,10 @@ def start_server(services: Services, *, end_with_parent: bool) -> None:
         "PREFECT_SERVER_API_HOST": HOST,
         "PREFECT_SERVER_API_PORT": str(services.prefect_port),
         "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
+        # A request that meets a write of this service to SQLite is answered 503, and its client waits 2 s: write
+        # task states together every 2 s, not one by one.
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "500",
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "2",
     }
     command = [sys.executable, "-m", "prefect", "server", "start"]
     _start(services, SERVER, command, environment, end_with_parent)

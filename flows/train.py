@@ -7,11 +7,11 @@ from prefect import flow
 from flows.publish import tracker
 from flows.rlvr import rlvr
 from flows.runs import next_iteration, open_run
-from flows.runtime import ray_task_runner
+from flows.runtime import stage_runner
 from rlcore.cluster.residents import release
 
 
-@flow(name="train", task_runner=ray_task_runner(), flow_run_name="{config}")
+@flow(name="train", task_runner=stage_runner(), flow_run_name="{config}")
 async def train(config: str = "arithmetic", overrides: list[str] | None = None, iterations: int | None = None) -> None:
     """Train up to `iterations`, from wherever the run is.
 

@@ -1,0 +1,85 @@
+"""Directories that exist whole or not at all, with a MANIFEST of every file's sha256."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+MANIFEST = "MANIFEST"
+
+
+class CheckpointDamaged(RuntimeError):
+    """A file of a checkpoint is missing, or not the one that was saved."""
+
+
+def publish(staging: str | Path, final: str | Path) -> None:
+    """Give a finished staging directory its MANIFEST and its name. A directory of that name is replaced.
+
+    `staging` must be on the same file system as `final`. After a crash there is either the old `final` or the new
+    one, or, between two renames, none.
+    """
+    staging, final = Path(staging), Path(final)
+    files = {str(path.relative_to(staging)): _sha256(path) for path in _files(staging)}
+    manifest = staging / MANIFEST
+    manifest.write_text(json.dumps(files, indent=1, sort_keys=True))
+    replace_directory(staging, final)
+
+
+def replace_directory(staging: Path, final: Path) -> None:
+    """Rename `staging` to `final`, durably: every file reaches the disk first. What `final` was is deleted."""
+    for path in (*_files(staging), *(path for path in staging.rglob("*") if path.is_dir()), staging):
+        _fsync(path)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    if final.exists():
+        replaced = final.with_name(f".{final.name}.replaced")
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+        staging.rename(final)
+        shutil.rmtree(replaced)
+    else:
+        staging.rename(final)
+    _fsync(final.parent)
+
+
+def published(directory: str | Path) -> list[Path]:
+    """The checkpoints of a directory in the order of their names (zero-padded iterations): the newest is the last."""
+    return sorted(manifest.parent for manifest in Path(directory).glob(f"[!.]*/{MANIFEST}"))
+
+
+def verify(path: str | Path) -> None:
+    """Check every file of a published checkpoint against its MANIFEST.
+
+    Raises:
+        CheckpointDamaged: no MANIFEST, or a file is missing or has another digest; names file and digests.
+    """
+    path = Path(path)
+    manifest = path / MANIFEST
+    if not manifest.is_file():
+        raise CheckpointDamaged(f"{path} has no {MANIFEST}: it was never finished, take another checkpoint")
+    for name, expected in json.loads(manifest.read_text()).items():
+        file = path / name
+        if not file.is_file():
+            raise CheckpointDamaged(f"{file} is missing (sha256 {expected} in {MANIFEST}): take another checkpoint")
+        found = _sha256(file)
+        if found != expected:
+            raise CheckpointDamaged(f"{file} has sha256 {found}, {MANIFEST} says {expected}: take another checkpoint")
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

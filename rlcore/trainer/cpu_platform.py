@@ -1,0 +1,165 @@
+"""Megatron-Core on a machine without CUDA.
+
+Megatron-Core spells CUDA in many places: devices of new tensors, random states, type names. `install`
+replaces those spellings, once per process, for what this trainer uses: data-parallel ranks over gloo,
+the distributed optimizer over torch's AdamW, and torch_dist checkpoints.
+"""
+
+from __future__ import annotations
+
+import importlib
+import queue
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+
+MEGATRON_VERSION = "0.16.1"
+
+SPELL_CUDA = (
+    "megatron.core.dist_checkpointing.exchange_utils",
+    "megatron.core.dist_checkpointing.strategies.state_dict_saver",
+    "megatron.core.optimizer.clip_grads",
+    "megatron.core.optimizer.optimizer",
+    "megatron.core.transformer.utils",
+    "megatron.core.utils",
+)
+"""Modules that name the device `cuda` when they make a tensor."""
+
+FACTORIES = ("empty", "empty_like", "ones", "tensor", "zeros")
+"""Functions of torch that those modules call with `device="cuda"`."""
+
+_installed = False
+
+
+class UnsupportedMegatron(RuntimeError):
+    """The installed megatron-core is not the version that the replacements were made for."""
+
+
+def install() -> None:
+    """Make megatron-core work on the CPU. Does nothing where CUDA is present, or the second time.
+
+    Raises:
+        UnsupportedMegatron: another version than MEGATRON_VERSION is installed.
+    """
+    global _installed
+    if _installed or torch.cuda.is_available():
+        return
+    from megatron.core import __version__
+
+    if __version__ != MEGATRON_VERSION:
+        raise UnsupportedMegatron(
+            f"megatron-core {__version__} is installed; its CPU platform was made for {MEGATRON_VERSION}: "
+            f"pip install megatron-core=={MEGATRON_VERSION}"
+        )
+    _replace_cuda_functions()
+    _replace_random_states()
+    for name in SPELL_CUDA:
+        importlib.import_module(name).torch = _TorchOnCpu()  # type: ignore[attr-defined]
+    _answer_cuda_type_names()
+    _complete_distributed_optimizer()
+    _write_checkpoints_without_manager()
+    _installed = True
+
+
+class _TorchOnCpu(ModuleType):
+    """torch, except that tensors asked for on `cuda` are made on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__("torch")
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(torch, name)
+        if name not in FACTORIES:
+            return value
+
+        def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+            if kwargs.get("device") == "cuda":
+                kwargs["device"] = "cpu"
+            return value(*args, **kwargs)
+
+        return make
+
+
+def _replace_cuda_functions() -> None:
+    cpu = torch.device("cpu")
+    torch.cuda.current_device = lambda: cpu  # type: ignore[assignment,return-value]
+    torch.cuda.synchronize = lambda device=None: None
+    torch.cuda.get_rng_state = lambda device="cuda": torch.get_rng_state()
+    torch.cuda.manual_seed = _seed
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+
+
+def _seed(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+
+
+def _replace_random_states() -> None:
+    from megatron.core.tensor_parallel import random
+
+    random._get_cuda_rng_state = lambda device="cuda", clone=False, graph_safe=False: torch.get_rng_state()
+    random._set_cuda_rng_state = lambda new_state, device=-1, graph_safe=False: torch.set_rng_state(new_state)
+
+
+def _answer_cuda_type_names() -> None:
+    """Megatron's optimizers tell parameters apart by names such as `torch.cuda.BFloat16Tensor`."""
+    type_of = torch.Tensor.type
+
+    def answer(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        name = type_of(self, *args, **kwargs)
+        asked_by = sys._getframe(1).f_globals.get("__name__", "")
+        if isinstance(name, str) and asked_by.startswith("megatron.core."):
+            return name.replace("torch.", "torch.cuda.", 1)
+        return name
+
+    torch.Tensor.type = answer  # type: ignore[assignment,method-assign]
+
+
+def _complete_distributed_optimizer() -> None:
+    """torch's AdamW keeps a `step` tensor per parameter, which the distributed optimizer half knows.
+
+    It cannot be saved before the first step, its `step` is not a tensor of the parameter's shape, and after
+    loading all parameters share one `step`, so that every parameter advances it: bias correction would be wrong.
+    """
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    state_dict = DistributedOptimizer.state_dict
+    load_state_dict = DistributedOptimizer.load_state_dict
+    get_states = DistributedOptimizer._get_main_param_and_optimizer_states
+
+    def state_dict_with_state(self: Any) -> dict[str, Any]:
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                state = self.optimizer.state[parameter]
+                if not state:
+                    state["step"] = torch.zeros((), dtype=torch.float32)
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+        return state_dict(self)
+
+    def load_with_own_steps(self: Any, state: dict[str, Any]) -> None:
+        load_state_dict(self, state)
+        for parameter_state in self.optimizer.state.values():
+            parameter_state["step"] = parameter_state["step"].clone()
+
+    def get_states_without_step(self: Any, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        states = get_states(self, parameter)
+        return {key: value for key, value in states.items() if key != "step"}
+
+    @torch.no_grad()
+    def set_states(self: Any, parameter: torch.Tensor, states: dict[str, torch.Tensor]) -> None:
+        for key, value in get_states_without_step(self, parameter).items():
+            value.copy_(states[key])
+
+    DistributedOptimizer.state_dict = state_dict_with_state
+    DistributedOptimizer.load_state_dict = load_with_own_steps
+    DistributedOptimizer._get_main_param_and_optimizer_states = get_states_without_step
+    DistributedOptimizer._set_main_param_and_optimizer_states = set_states
+
+
+def _write_checkpoints_without_manager() -> None:
+    """A synchronous save reads its results in the process that put them: no manager process is needed."""
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    filesystem_async._results_queue = queue.SimpleQueue()

@@ -1,0 +1,124 @@
+"""The policy as a Megatron-Core GPTModel, from a Hugging Face directory, scoring response tokens only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from mbridge import AutoBridge
+from mbridge.core.bridge import Bridge
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, PretrainedConfig
+
+from rlcore.algorithms import entropy_from_logits, logprobs_from_logits
+
+HEAD_CHUNK = 256
+"""Response positions whose logits exist at the same time."""
+
+CPU_ARGUMENTS = {
+    "use_cpu_initialization": True,
+    "masked_softmax_fusion": False,
+    "persist_layer_norm": False,
+}
+"""Settings of TransformerConfig without CUDA kernels."""
+
+LOCAL_NORMS = {
+    "input_layernorm.weight": ["model.layers.{layer_number}.input_layernorm.weight"],
+    "pre_mlp_layernorm.weight": ["model.layers.{layer_number}.post_attention_layernorm.weight"],
+}
+"""The norms of Megatron's local layers. mbridge knows those of Transformer Engine, which sit in the linears."""
+
+
+class UnsupportedModel(ValueError):
+    """The Hugging Face model has something that this trainer does not compute."""
+
+
+class ResponseScorer(GPTModel):
+    """A GPTModel that returns log-probabilities of chosen tokens instead of logits of all positions.
+
+    `forward(input_ids, position_ids, attention_mask, labels=..., loss_mask=...)`: `labels` (B, S) int64 is the
+    token after each position, `loss_mask` (B, S) bool chooses positions. Returns two float32 tensors (N,), N the
+    number of chosen positions in row-major order: the label's log-probability, and the entropy of the distribution,
+    both at `temperature`. The entropy has a gradient where `entropy_gradient`. Logits are computed HEAD_CHUNK
+    positions at a time, and once more in the backward pass.
+    """
+
+    def __init__(self, *args: Any, temperature: float, entropy_gradient: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.temperature = temperature
+        self.entropy_gradient = entropy_gradient
+
+    def _postprocess(
+        self,
+        hidden_states: torch.Tensor,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        labels: torch.Tensor,
+        *args: Any,
+        loss_mask: torch.Tensor,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = hidden_states.transpose(0, 1)[loss_mask]
+        chunks = [
+            checkpoint(self._score, hidden, tokens, use_reentrant=False)
+            for hidden, tokens in zip(chosen.split(HEAD_CHUNK), labels[loss_mask].split(HEAD_CHUNK), strict=True)
+        ]
+        logprobs, entropies = zip(*chunks, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def _score(self, hidden: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        logits = self.output_layer(hidden.unsqueeze(1), weight=weight)[0].squeeze(1).float()
+        if self.temperature != 1.0:
+            logits = logits / self.temperature
+        logprobs = logprobs_from_logits(logits, tokens)
+        # Second, so that without its gradient the backward pass does not compute it again.
+        with torch.set_grad_enabled(self.entropy_gradient and torch.is_grad_enabled()):
+            return logprobs, entropy_from_logits(logits)
+
+
+def load_model(
+    directory: Path, dtype: torch.dtype, *, temperature: float, entropy_gradient: bool
+) -> tuple[ResponseScorer, Bridge]:
+    """The model of a Hugging Face directory, in `dtype`, and the bridge that names its weights.
+
+    Raises:
+        UnsupportedModel: an architecture mbridge does not map, or a position encoding other than plain RoPE.
+    """
+    hf_config = AutoConfig.from_pretrained(directory)
+    try:
+        bridge = AutoBridge.from_config(hf_config, dtype=dtype)
+    except ValueError as error:
+        raise UnsupportedModel(f"{directory}: {error}") from None
+    _read_rope(hf_config, directory)
+    cuda = torch.cuda.is_available()
+    platform = {} if cuda else CPU_ARGUMENTS
+    bridge.set_extra_args(perform_initialization=False, calculate_per_token_loss=True, **platform)
+    bridge._OTHER_MAPPING = {**bridge._OTHER_MAPPING, **LOCAL_NORMS}
+    bridge._MLP_MAPPING = {**bridge._MLP_MAPPING, **LOCAL_NORMS}
+    model = ResponseScorer(
+        config=bridge.config,
+        transformer_layer_spec=get_gpt_decoder_block_spec(bridge.config, use_transformer_engine=cuda),
+        share_embeddings_and_output_weights=hf_config.tie_word_embeddings,
+        temperature=temperature,
+        entropy_gradient=entropy_gradient,
+        **bridge._get_gptmodel_args(),
+    )
+    model.to(device="cuda" if cuda else "cpu", dtype=dtype)
+    with torch.no_grad():
+        bridge.load_weights([model], str(directory))
+    return model, bridge
+
+
+def _read_rope(hf_config: PretrainedConfig, directory: Path) -> None:
+    """Put the RoPE base where mbridge looks for it: transformers 5 keeps it in `rope_parameters`."""
+    rope = hf_config.rope_parameters
+    if rope["rope_type"] != "default":
+        raise UnsupportedModel(
+            f"{directory / 'config.json'}: rope_parameters.rope_type is {rope['rope_type']!r}; "
+            "only 'default' is supported"
+        )
+    hf_config.rope_theta = rope["rope_theta"]

@@ -1,0 +1,101 @@
+"""The training objective of one micro-batch, in the denominators of the whole batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from rlcore.algorithms import LossInputs, aggregate, kl_estimate, policy_loss
+from rlcore.algorithms.metrics import token_sum
+from rlcore.config import AlgorithmConfig
+from rlcore.trainer.microbatches import MicroBatch, per_token
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What trains in the whole batch, over all micro-batches and ranks."""
+
+    num_tokens: int
+    num_sequences: int
+    max_length: int
+    """Longest response the configuration allows, in tokens."""
+
+    @classmethod
+    def of(cls, batch: pl.DataFrame, max_length: int) -> Totals:
+        """Counts tokens whose loss mask is true, and rows that have one."""
+        trained = batch["loss_mask"].list.eval(pl.element().cast(pl.Int64).sum()).list.first().fill_null(0)
+        return cls(int(trained.sum()), int((trained > 0).sum()), max_length)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of the tokens that train, flat (N,), without gradient."""
+
+    policy: Tensor
+    old: Tensor
+    rollout: Tensor
+
+
+def objective(
+    config: AlgorithmConfig,
+    batch: pl.DataFrame,
+    micro: MicroBatch,
+    logprobs: Tensor,
+    entropy: Tensor,
+    totals: Totals,
+) -> tuple[Tensor, dict[str, Tensor], TokenLogprobs]:
+    """Σ weight·policy loss + kl_loss_coef·KL − entropy_loss_coef·entropy, aggregated by `loss_agg_mode`.
+
+    Args:
+        batch: the TrainBatch that `micro` was collated from.
+        logprobs: (B, T) float32 of the policy, with gradient.
+        entropy: (B, T) float32.
+        totals: of the whole batch, so that the results of its micro-batches add up to its loss and metrics.
+
+    Returns:
+        The loss (a scalar), this micro-batch's shares of the metrics, and the log-probabilities of its tokens.
+
+    Raises:
+        ValueError: kl_loss_coef is not 0 and a row has no ref_logprobs.
+    """
+
+    def column(name: str) -> Tensor:
+        return per_token(batch, name, micro)
+
+    def total(values: Tensor) -> Tensor:
+        return aggregate(
+            values,
+            mask,
+            config.loss_agg_mode,
+            num_tokens=totals.num_tokens,
+            num_sequences=totals.num_sequences,
+            max_length=totals.max_length,
+        )
+
+    mask = column("loss_mask")
+    old, rollout = column("old_logprobs"), column("rollout_logprobs")
+    inputs = LossInputs(logprobs=logprobs, old_logprobs=old, advantages=column("advantages"), mask=mask)
+    token_loss, sums = policy_loss(config.policy_loss, inputs, **_options(config))
+    weight = torch.tensor(batch["sample_weight"][micro.rows].to_list(), dtype=torch.float32, device=mask.device)
+    loss = share = total(token_loss * weight[:, None])
+    shares = {"policy_loss": share, "entropy": token_sum(entropy, mask) / totals.num_tokens}
+    shares |= {name: value / totals.num_tokens for name, value in sums.items()}
+    if config.kl_loss_coef > 0:
+        shares["kl_loss"] = total(kl_estimate(logprobs, column("ref_logprobs"), config.kl_loss_type))
+        loss = loss + config.kl_loss_coef * shares["kl_loss"]
+    if config.entropy_loss_coef > 0:
+        loss = loss - config.entropy_loss_coef * total(entropy)
+    shares["loss"] = loss
+    shares = {name: value.detach().float().cpu() for name, value in shares.items()}
+    tokens = TokenLogprobs(*(values.detach()[mask].cpu() for values in (logprobs, old, rollout)))
+    return loss, shares, tokens
+
+
+def _options(config: AlgorithmConfig) -> dict[str, Any]:
+    if config.policy_loss == "ppo":
+        return {"clip_low": config.pg_clip_low, "clip_high": config.pg_clip_high, "dual_clip": config.dual_clip}
+    return {}

@@ -1,0 +1,87 @@
+"""Megatron's distributed optimizer: AdamW on float32 main weights, sharded over the data-parallel ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+
+from rlcore.config import TrainerConfig
+from rlcore.trainer.model import ResponseScorer
+
+
+class NonFiniteGradient(ArithmeticError):
+    """The gradient of a batch is not finite."""
+
+
+def distribute(model: ResponseScorer) -> DistributedDataParallel:
+    """The model with float32 gradient buffers that are summed, not averaged, over the data-parallel ranks.
+
+    The sum is because each rank's loss is already in the denominators of the whole batch.
+    """
+    settings = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
+    return DistributedDataParallel(config=model.config, ddp_config=settings, module=model)
+
+
+def make_optimizer(config: TrainerConfig, model: DistributedDataParallel, dtype: torch.dtype) -> MegatronOptimizer:
+    """AdamW with gradient clipping; norms and biases are not decayed."""
+    settings = OptimizerConfig(
+        optimizer="adam",
+        lr=config.learning_rate,
+        weight_decay=config.weight_decay,
+        adam_beta1=config.adam_beta1,
+        adam_beta2=config.adam_beta2,
+        clip_grad=config.max_grad_norm,
+        bf16=dtype is torch.bfloat16,
+        params_dtype=dtype,
+        use_distributed_optimizer=True,
+    )
+    optimizer = get_megatron_optimizer(settings, [model])
+    set_hyperparameters(optimizer, config)
+    return optimizer
+
+
+def set_hyperparameters(optimizer: MegatronOptimizer, config: TrainerConfig) -> None:
+    """Put the configuration's numbers into the parameter groups, which a checkpoint brings along.
+
+    Megatron multiplies weight decay by a group's `wd_mult` in its learning rate scheduler only; this trainer's
+    learning rate is constant and has none.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = config.learning_rate
+        group["betas"] = (config.adam_beta1, config.adam_beta2)
+        group["weight_decay"] = config.weight_decay * group["wd_mult"]
+
+
+def reduce_gradients(model: DistributedDataParallel, optimizer: MegatronOptimizer) -> float:
+    """Sum the ranks' gradients; the norm of the sum, before clipping (which `optimizer.step` does).
+
+    Raises:
+        NonFiniteGradient: the norm is not finite.
+    """
+    finalize_model_grads([model])
+    optimizer.prepare_grads()
+    norm = float(optimizer.get_grad_norm())
+    if not math.isfinite(norm):
+        raise NonFiniteGradient(f"the gradient norm is {norm}; no step was taken")
+    return norm
+
+
+def zero_gradients(model: DistributedDataParallel, optimizer: MegatronOptimizer) -> None:
+    model.zero_grad_buffer()
+    optimizer.zero_grad()
+
+
+def sharded_state(model: DistributedDataParallel, optimizer: MegatronOptimizer, *, is_loading: bool) -> dict[str, Any]:
+    """What a distributed checkpoint holds of model and optimizer.
+
+    The optimizer's format `dp_reshardable` writes each rank's shards as they lie in memory: another number of
+    data-parallel ranks can load it, another tensor or pipeline layout cannot.
+    """
+    metadata = {"distrib_optim_sharding_type": "dp_reshardable"}
+    model_state = model.module.sharded_state_dict(metadata=metadata)
+    optimizer_state = optimizer.sharded_state_dict(model_state, is_loading=is_loading, metadata=metadata)
+    return {"model": model_state, "optimizer": optimizer_state}

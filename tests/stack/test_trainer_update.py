@@ -1,0 +1,194 @@
+"""Updates: their gradient, their order, and that each is applied once. On a tiny random Llama."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from rlcore.algorithms import LossInputs, aggregate, policy_loss
+from rlcore.reports import UpdateReport
+from rlcore.trainer.optimizer import NonFiniteGradient
+from rlcore.trainer.rank import TrainerRank, UpdateRefused
+from tests.stack.training import dropped, on_policy, train_batch, trainer_config, trainers_in_this_process, weights
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _world() -> Iterator[None]:
+    with trainers_in_this_process():
+        yield
+
+
+def gradients(trainer: TrainerRank) -> dict[str, Tensor]:
+    """What the last update stepped on, after clipping, by Megatron's names."""
+    return {name: parameter.main_grad.clone() for name, parameter in trainer.model.named_parameters()}
+
+
+def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert (tensor - theirs[name]).abs().max() <= tolerance, name
+
+
+def test_an_update_is_adamw_on_the_gradient_of_the_hugging_face_model(tiny_llama: Path, tmp_path: Path) -> None:
+    batch = train_batch()
+    trainer = TrainerRank(trainer_config(tiny_llama, trainer={"learning_rate": 1e-4, "weight_decay": 0.1}))
+    report = trainer.update(1, "digest", batch)
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    num_tokens = int(batch["response_ids"].list.len().sum())
+    for prompt, response, old, advantages in batch.select(
+        "prompt_ids", "response_ids", "old_logprobs", "advantages"
+    ).iter_rows():
+        logits = model(torch.tensor([prompt + response])).logits[:, len(prompt) - 1 : -1]
+        logprobs = logits.log_softmax(-1).gather(-1, torch.tensor(response)[None, :, None])[..., 0]
+        mask = torch.ones_like(logprobs)
+        inputs = LossInputs(logprobs, torch.tensor([old]), torch.tensor([advantages]), mask)
+        aggregate(policy_loss("ppo", inputs)[0], mask, "token-mean", num_tokens=num_tokens).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    plain = [parameter for parameter in model.parameters() if parameter.ndim == 1]
+    torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}], lr=1e-4
+    ).step()
+    assert report["metrics"]["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+    # AdamW's first step is the sign of the gradient: where that is about 0, rounding decides by up to one step.
+    difference = torch.cat(
+        [(tensor - model.state_dict()[name]).abs().flatten() for name, tensor in weights(trainer, tmp_path).items()]
+    )
+    assert difference.max() <= 2e-4
+    assert (difference > 1e-6).float().mean() < 0.01
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_micro_batches_do_not_change_the_gradient(tiny_llama: Path, mode: str) -> None:
+    results = []
+    for budget in (4096, 60):
+        trainer = TrainerRank(
+            trainer_config(
+                tiny_llama,
+                trainer={"max_tokens_per_micro_batch": budget},
+                algorithm={"loss_agg_mode": mode, "entropy_loss_coef": 0.01},
+            )
+        )
+        report = trainer.update(1, "digest", train_batch())
+        results.append((gradients(trainer), report["metrics"]))
+    (whole, whole_metrics), (split, split_metrics) = results
+    assert_close(split, whole, 1e-6)
+    for name in whole_metrics.keys() - {"tokens_per_second"}:
+        assert split_metrics[name] == pytest.approx(whole_metrics[name], rel=1e-4, abs=1e-6), name
+
+
+def test_rows_that_do_not_train_change_nothing(tiny_llama: Path, tmp_path: Path) -> None:
+    kept = train_batch(rows=4)
+    nothing = dropped(train_batch(rows=3, seed=1))
+    empty = nothing.head(1).with_columns(
+        pl.col("sample_id") + "-empty",
+        pl.col("response_ids", "loss_mask", "rollout_logprobs", "old_logprobs", "advantages", "returns").list.head(0),
+    )
+    trained = []
+    for batch in (kept, pl.concat([nothing, kept, empty])):
+        trainer = TrainerRank(trainer_config(tiny_llama))
+        trainer.update(1, "digest", batch)
+        trained.append(weights(trainer, tmp_path))
+    assert_close(trained[0], trained[1], tolerance=0.0)
+
+
+def test_the_same_batches_give_the_same_weights_bit_for_bit(tiny_llama: Path, tmp_path: Path) -> None:
+    trained = []
+    for _ in range(2):
+        trainer = TrainerRank(trainer_config(tiny_llama, algorithm={"ppo_epochs": 2}))
+        trainer.update(1, "a", train_batch(seed=1))
+        trained.append(weights(trainer, tmp_path))
+    assert_close(trained[0], trained[1], tolerance=0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_positive_advantages_make_their_responses_likelier(tiny_llama: Path, dtype: str) -> None:
+    trainer = TrainerRank(trainer_config(tiny_llama, dtype))
+    batch = train_batch(advantages=(1.0,))
+    means = []
+    for iteration in (1, 2, 3):
+        logprobs = trainer.logprobs(batch)
+        means.append(float(logprobs["logprobs"].explode().to_torch().mean()))
+        trainer.update(iteration, f"digest {iteration}", on_policy(batch, logprobs))
+    assert means == sorted(set(means))
+
+
+def test_the_report_is_of_the_tokens_that_trained(tiny_llama: Path) -> None:
+    trainer = TrainerRank(trainer_config(tiny_llama))
+    batch = train_batch()
+    batch = on_policy(batch, trainer.logprobs(batch))
+    report = UpdateReport.model_validate(trainer.update(1, "digest", batch))
+    assert (report.iteration, report.policy_version, report.optimizer_steps, report.skipped) == (1, 1, 1, False)
+    assert report.metrics["num_tokens"] == batch["response_ids"].list.len().sum()
+    assert report.metrics["num_sequences"] == len(batch)
+    assert report.metrics["ratio_p01"] == pytest.approx(1.0, abs=1e-4)
+    assert report.metrics["ratio_p99"] == pytest.approx(1.0, abs=1e-4)
+    assert report.metrics["clip_fraction_low"] == report.metrics["clip_fraction_high"] == 0.0
+    assert report.metrics["logprob_gap_max"] == 0.0
+    assert report.metrics["effective_sample_size"] == pytest.approx(1.0)
+    assert 0.0 < report.metrics["entropy"] < 10.81
+    assert report.metrics["grad_norm"] > 0.0
+
+
+def test_an_update_is_applied_once_and_in_order(tiny_llama: Path, tmp_path: Path) -> None:
+    trainer = TrainerRank(trainer_config(tiny_llama))
+    batch = train_batch()
+    first = trainer.update(1, "digest", batch)
+    once = weights(trainer, tmp_path)
+    assert trainer.update(1, "digest", batch) == first
+    with pytest.raises(UpdateRefused, match="update 1 was applied with batch digest, not another"):
+        trainer.update(1, "another", batch)
+    with pytest.raises(UpdateRefused, match="update 3 is out of order: the next one is 2"):
+        trainer.update(3, "third", batch)
+    assert trainer.policy_version() == 1
+    assert_close(weights(trainer, tmp_path), once, tolerance=0.0)
+
+
+def test_a_batch_in_which_nothing_trains_is_an_update_without_a_step(tiny_llama: Path, tmp_path: Path) -> None:
+    trainer = TrainerRank(trainer_config(tiny_llama))
+    before = weights(trainer, tmp_path)
+    report = UpdateReport.model_validate(trainer.update(1, "digest", dropped(train_batch())))
+    assert (report.skipped, report.optimizer_steps, report.metrics["num_tokens"]) == (True, 0, 0)
+    assert trainer.policy_version() == 1
+    assert_close(weights(trainer, tmp_path), before, tolerance=0.0)
+
+
+def test_a_gradient_that_is_not_finite_changes_no_weight(tiny_llama: Path, tmp_path: Path) -> None:
+    trainer = TrainerRank(trainer_config(tiny_llama))
+    before = weights(trainer, tmp_path)
+    batch = train_batch()
+    endless = batch.with_columns(pl.col("advantages").list.eval(pl.element() * 1e38 * 1e38))
+    with pytest.raises(NonFiniteGradient):
+        trainer.update(1, "endless", endless)
+    assert trainer.policy_version() == 0
+    assert_close(weights(trainer, tmp_path), before, tolerance=0.0)
+    trainer.update(1, "digest", batch)
+    undisturbed = TrainerRank(trainer_config(tiny_llama))
+    undisturbed.update(1, "digest", batch)
+    assert_close(weights(trainer, tmp_path), weights(undisturbed, tmp_path), tolerance=0.0)
+
+
+def test_an_update_that_broke_off_between_two_steps_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    trainer = TrainerRank(trainer_config(tiny_llama, trainer={"learning_rate": 1e30}, algorithm={"ppo_epochs": 2}))
+    trainer.save_checkpoint(str(tmp_path / "saved"))
+    before = weights(trainer, tmp_path)
+    with pytest.raises(NonFiniteGradient):
+        trainer.update(1, "digest", train_batch())
+    with pytest.raises(UpdateRefused, match="update 1 broke off after it had changed weights: restore a checkpoint"):
+        trainer.update(1, "digest", train_batch())
+    trainer.load_checkpoint(str(tmp_path / "saved"))
+    assert_close(weights(trainer, tmp_path), before, tolerance=0.0)
+    with pytest.raises(NonFiniteGradient):
+        trainer.update(1, "digest", train_batch())
+
+
+def test_a_kl_loss_without_reference_logprobs_is_refused(tiny_llama: Path) -> None:
+    trainer = TrainerRank(trainer_config(tiny_llama, algorithm={"kl_loss_coef": 0.1}))
+    with pytest.raises(ValueError, match=r"ref_logprobs of 0-\d is null"):
+        trainer.update(1, "digest", train_batch())

@@ -1,0 +1,124 @@
+"""What the trainer tests share: a configuration around a model, and batches of made-up rollouts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from safetensors.torch import load_file
+
+from rlcore.batches import TrainBatch, validate
+from rlcore.config import Config
+from rlcore.trainer.rank import TrainerRank
+
+FLOATS, TOKENS = pl.List(pl.Float32), pl.List(pl.Int32)
+SCHEMA: dict[str, Any] = {
+    "sample_id": pl.String,
+    "prompt_ids": TOKENS,
+    "response_ids": TOKENS,
+    "loss_mask": pl.List(pl.Boolean),
+    "rollout_logprobs": FLOATS,
+    "old_logprobs": FLOATS,
+    "ref_logprobs": FLOATS,
+    "advantages": FLOATS,
+    "returns": FLOATS,
+    "sample_weight": pl.Float64,
+    "drop_reason": pl.String,
+}
+VOCABULARY = 49152
+
+
+def trainer_config(model: Path, dtype: str = "float32", **sections: dict[str, Any]) -> Config:
+    """One thread, so that float32 results repeat bit for bit; `sections` change single keys."""
+    tree: dict[str, Any] = {
+        "run": "trainer-test",
+        "iterations": 1,
+        "model": {"path": str(model), "dtype": dtype},
+        "data": {
+            "train": ["train.jsonl"],
+            "held_out": ["held_out.jsonl"],
+            "prompt_length": 32,
+            "domain_interleave_probs": {"arithmetic": 1.0},
+        },
+        "rollout": {"rollout_batch_size": 4, "num_return_sequences_in_group": 2, "response_length": 16},
+        "rewards": {"arithmetic": {"grader": "math"}},
+        "trainer": {"learning_rate": 1e-3},
+        "hardware": {"trainer_threads": 1, "engine_threads": 1},
+    }
+    for section, values in sections.items():
+        tree[section] = tree.get(section, {}) | values
+    return Config.model_validate(tree)
+
+
+def train_batch(rows: int = 8, seed: int = 0, advantages: tuple[float, ...] = (1.0, -0.5)) -> pl.DataFrame:
+    """Ragged rows of random tokens, whose advantages are drawn from the given ones."""
+    draw = random.Random(seed)
+
+    def tokens(longest: int) -> list[int]:
+        return [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, longest))]
+
+    made = []
+    for row in range(rows):
+        response = tokens(16)
+        old = [-10.8 + draw.uniform(-0.1, 0.1) for _ in response]
+        advantage = [draw.choice(advantages)] * len(response)
+        made.append(
+            {
+                "sample_id": f"{seed}-{row}",
+                "prompt_ids": tokens(24),
+                "response_ids": response,
+                "loss_mask": [True] * len(response),
+                "rollout_logprobs": old,
+                "old_logprobs": old,
+                "advantages": advantage,
+                "returns": advantage,
+                "sample_weight": 1.0,
+            }
+        )
+    return validate(pl.DataFrame(made, schema=SCHEMA), TrainBatch)
+
+
+def dropped(batch: pl.DataFrame) -> pl.DataFrame:
+    """The batch with no token that trains."""
+    nothing = pl.col("loss_mask").list.eval(pl.element() & False)
+    return batch.with_columns(nothing, drop_reason=pl.lit("no_variance"))
+
+
+def on_policy(batch: pl.DataFrame, logprobs: pl.DataFrame) -> pl.DataFrame:
+    """The batch as if the policy that gave `logprobs` had sampled it."""
+    return batch.with_columns(old_logprobs=logprobs["logprobs"], rollout_logprobs=logprobs["logprobs"])
+
+
+def weights(trainer: TrainerRank, directory: Path) -> dict[str, torch.Tensor]:
+    """The trainer's weights by their Hugging Face names."""
+    file = directory / "weights.safetensors"
+    trainer.export_weights(str(file))
+    return load_file(file)
+
+
+@contextmanager
+def trainers_in_this_process() -> Iterator[None]:
+    """Leaves torch without process groups, and with the threads it had."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    if dist.is_initialized():
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+Call = tuple[str, tuple[Any, ...]]
+"""A method of TrainerRank and its arguments."""
+
+
+def run_rank(rank: int, world_size: int, port: int, script: list[Call], config: Config) -> list[Any]:
+    """The results of one rank's method calls, made in this process. Runs in a process of its own."""
+    trainer = TrainerRank(config, rank, world_size, master_port=port)
+    return [getattr(trainer, method)(*arguments) for method, arguments in script]

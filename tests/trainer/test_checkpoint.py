@@ -1,0 +1,64 @@
+"""Checkpoint directories: whole or not there, and unchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlcore.trainer.checkpoint import MANIFEST, CheckpointDamaged, publish, published, verify
+
+
+def staged(directory: Path, content: bytes = b"weights") -> Path:
+    staging = directory / ".staging"
+    (staging / "megatron").mkdir(parents=True)
+    (staging / "megatron" / "weights.distcp").write_bytes(content)
+    (staging / "state.json").write_text("{}")
+    return staging
+
+
+def test_a_published_checkpoint_verifies(tmp_path: Path) -> None:
+    publish(staged(tmp_path), tmp_path / "000001")
+    verify(tmp_path / "000001")
+    assert not (tmp_path / ".staging").exists()
+
+
+def test_a_flipped_byte_is_refused_with_file_and_digests(tmp_path: Path) -> None:
+    publish(staged(tmp_path), tmp_path / "000001")
+    file = tmp_path / "000001" / "megatron" / "weights.distcp"
+    content = bytearray(file.read_bytes())
+    content[3] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointDamaged, match=r"weights\.distcp has sha256 [0-9a-f]{64}, MANIFEST says [0-9a-f]{64}"):
+        verify(tmp_path / "000001")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    publish(staged(tmp_path), tmp_path / "000001")
+    (tmp_path / "000001" / "state.json").unlink()
+    with pytest.raises(CheckpointDamaged, match=r"state\.json is missing"):
+        verify(tmp_path / "000001")
+
+
+def test_a_directory_without_manifest_is_no_checkpoint(tmp_path: Path) -> None:
+    publish(staged(tmp_path), tmp_path / "000001")
+    (tmp_path / "000002").mkdir()
+    staged(tmp_path)
+    assert published(tmp_path) == [tmp_path / "000001"]
+    with pytest.raises(CheckpointDamaged, match=f"has no {MANIFEST}"):
+        verify(tmp_path / "000002")
+
+
+def test_published_checkpoints_are_in_order(tmp_path: Path) -> None:
+    assert published(tmp_path / "not-there") == []
+    for name in ("000010", "000002", "000100"):
+        publish(staged(tmp_path), tmp_path / name)
+    assert [path.name for path in published(tmp_path)] == ["000002", "000010", "000100"]
+
+
+def test_publishing_again_replaces(tmp_path: Path) -> None:
+    for content in (b"first", b"second"):
+        publish(staged(tmp_path, content), tmp_path / "000001")
+    verify(tmp_path / "000001")
+    assert (tmp_path / "000001" / "megatron" / "weights.distcp").read_bytes() == b"second"
+    assert [path.name for path in tmp_path.iterdir()] == ["000001"]
