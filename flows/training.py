@@ -13,6 +13,7 @@ from rich.console import Console
 from flows import services
 from flows.runs import open_run
 from rlcore.config import Config, model_directory
+from rlcore.data.datasets import load_prompts
 from rlcore.store import RunStore
 
 FAILED, INTERRUPTED = 1, 130
@@ -22,9 +23,11 @@ def train_here(settings: Config, config: str, overrides: list[str], console: Con
     """Train to the end of the configuration; the exit status.
 
     Raises:
-        FileNotFoundError, ServiceError, RunConflict: before the training started.
+        FileNotFoundError, DatasetError, ServiceError, RunConflict: before the training started.
     """
     model_directory(settings.model)
+    for paths in (settings.data.train, settings.data.held_out):
+        load_prompts(paths, set(settings.data.domain_interleave_probs))
     directory = RunStore(settings.run_url).directory
     started = time.monotonic()
     with ExitStack() as stack:

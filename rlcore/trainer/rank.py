@@ -97,15 +97,6 @@ class TrainerRank:
         column = pl.Series("logprobs", [scores[row] for row in mine], dtype=pl.List(pl.Float32))
         return batch[mine].select("sample_id", column)
 
-    def probe_logprobs(self, prompt_ids: list[int], response_ids: list[int]) -> list[float]:
-        """Log-probabilities of one response. Every rank computes them."""
-        micro = collate(
-            pl.DataFrame({"sample_id": ["probe"], "prompt_ids": [prompt_ids], "response_ids": [response_ids]}), [0]
-        ).to(self.device)
-        self.model.eval()
-        with torch.no_grad():
-            return self._score(micro)[0].tolist()
-
     def update(self, iteration: int, digest: str, batch: pl.DataFrame) -> dict[str, Any]:
         """Apply one TrainBatch: `ppo_epochs` optimizer steps, each on all its rows. Returns the report.
 

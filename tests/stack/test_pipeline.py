@@ -268,6 +268,16 @@ def test_the_same_directory_under_other_settings_is_refused(workplace: list[str]
     assert "algorithm.pg_clip_low: 0.2 → 0.1" in output and "run=NAME" in output
 
 
+def test_a_broken_data_line_is_named_before_anything_starts(workplace: list[str], tmp_path: Path) -> None:
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"domain": "arithmetic", "tag": "t", "prompt": "p", "ground_truth": "g"}\n{"domain": \n')
+    refused = train([*workplace, "run=no-data", f"data.train=[{broken}]"])
+    output, _ = refused.communicate(timeout=60)
+    assert refused.returncode == 1
+    assert f"{broken}:2" in output.replace("\n", "") and "not JSON" in output
+    assert not store_of(workplace, "no-data").exists("ledger.jsonl")
+
+
 def test_a_missing_model_directory_is_named_before_anything_starts(workplace: list[str]) -> None:
     refused = train([*workplace, "run=no-model", "model.path=/nowhere"])
     output, _ = refused.communicate(timeout=60)

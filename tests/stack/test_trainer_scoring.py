@@ -60,13 +60,6 @@ def test_an_empty_response_has_no_logprobs(tiny_llama: Path) -> None:
     assert logprobs.list.len().to_list() == batch["response_ids"].list.len().to_list()
 
 
-def test_a_probe_is_scored_like_a_row(tiny_llama: Path) -> None:
-    trainer = TrainerRank(trainer_config(tiny_llama), trainable=False)
-    batch = train_batch(rows=1)
-    probe = trainer.probe_logprobs(batch["prompt_ids"][0].to_list(), batch["response_ids"][0].to_list())
-    assert probe == trainer.logprobs(batch)["logprobs"][0].to_list()
-
-
 def test_the_reference_does_not_train(tiny_llama: Path) -> None:
     reference = TrainerRank(trainer_config(tiny_llama), trainable=False)
     with pytest.raises(UpdateRefused, match="frozen reference"):

@@ -1,0 +1,315 @@
+"""Generation by vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from rlcore.config import Config, model_directory
+from rlcore.generation.interface import FinishReason, Generation, GenerationRequest
+from rlcore.generation.vllm_process import (
+    engine_environment,
+    environment_variables,
+    last_error,
+    log_size,
+    log_to,
+    output_to,
+)
+from rlcore.generation.weights_file import check_weights_file
+
+if TYPE_CHECKING:
+    from vllm import AsyncEngineArgs, RequestOutput, SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+T = TypeVar("T")
+
+GIB = 2**30
+LIVENESS_SECONDS = 0.5
+"""How often a call that waits for the engine's process looks whether that is still there."""
+SHUTDOWN_SECONDS = 1.0
+"""What the engine's process gets to end by itself: it has nothing to save."""
+PREFILL_TOKENS = 2048
+"""Prompt tokens in one forward pass, at least."""
+
+
+class EngineDied(RuntimeError):
+    """The engine's process is gone, or never came up. `start` makes a new one, at policy version 0."""
+
+
+class VLLMGenerator:
+    """A Generator whose engine is vLLM's AsyncLLM, in a process of its own.
+
+    One vLLM request per response, with the request's seed. No top-p, top-k or penalty, whatever the
+    model's generation_config says; of it only the end-of-sequence tokens are used.
+
+    All methods are to be called on one event loop. vLLM's messages go to `log_path`, or where this
+    process writes if that is None.
+    """
+
+    def __init__(self, config: Config, log_path: str | None = None) -> None:
+        self._config = config
+        self._model = model_directory(config.model)
+        self._log = None if log_path is None else Path(log_path)
+        self._log_start = 0
+        self._scratch: TemporaryDirectory[str] | None = None
+        self._engine: AsyncLLM | None = None
+        self._starting = asyncio.Lock()
+        self._updating = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Load the model at policy version 0, unless it is loaded. Takes seconds, during which the event loop stands.
+
+        Raises:
+            EngineDied: the engine did not come up.
+        """
+        async with self._starting:
+            if self._engine is not None and not self._engine.errored:
+                return
+            await self.close()
+            cuda = torch.cuda.is_available()
+            self._log_start = log_size(self._log)
+            self._scratch = TemporaryDirectory(prefix="vllm-")
+            environment = engine_environment(
+                self._config.hardware.engine_threads,
+                cuda=cuda,
+                logged=self._log is not None,
+                scratch=self._scratch.name,
+            )
+            with output_to(self._log), environment_variables(environment):
+                from vllm.v1.engine.async_llm import AsyncLLM
+
+                try:
+                    self._engine = AsyncLLM.from_engine_args(engine_arguments(self._config, cuda=cuda))
+                except RuntimeError as error:
+                    raise self._died() from error
+            if self._log is not None:
+                log_to(self._log)
+            await self._answer(self._engine, self._engine.collective_rpc("exit_with_parent"))
+            await self._answer(self._engine, self._engine.update_weight_version("0"))
+
+    async def close(self) -> None:
+        """End the engine's process. Running requests fail with EngineDied."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            from vllm.v1.engine.exceptions import EngineDeadError
+
+            engine.output_processor.propagate_error(EngineDeadError())
+            engine.shutdown(timeout=SHUTDOWN_SECONDS)
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch = None
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """One generation per request, in the order of the requests. If one fails, the others are given up.
+
+        Raises:
+            ValueError: a request that cannot be served. Names it.
+            EngineDied: the engine's process ended.
+        """
+        identifiers = [request.request_id for request in requests]
+        if len(set(identifiers)) < len(identifiers):
+            raise ValueError("two requests have the same request_id")
+        for request in requests:
+            self._check_length(request.request_id, len(request.prompt_ids), request.max_tokens)
+        return await _all([self._generate_one(request) for request in requests])
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End running requests: they return what they have, with finish_reason `abort`. Others are ignored."""
+        await self._running().abort(list(request_ids))
+
+    async def score(self, prompt_ids: Sequence[int], response_ids: Sequence[int], temperature: float) -> list[float]:
+        """Log-probabilities of given response tokens under the current weights, temperature applied as in `Generation`.
+
+        At temperature 1 this is one forward pass over prompt and response. vLLM knows no temperature for the
+        tokens of a prompt, so at another one every response token is a request of its own (its prefix, and
+        the log-probability of this one token next): exact, at the price of as many prompts.
+
+        Raises:
+            ValueError: the prompt is empty, or prompt and response are too long.
+            EngineDied: the engine's process ended.
+        """
+        self._check_length("score", len(prompt_ids), len(response_ids))
+        if not response_ids:
+            return []
+        tokens = [*prompt_ids, *response_ids]
+        if temperature in (0.0, 1.0):
+            output = await self._run("score", tokens, _sampling(max_tokens=1, temperature=0.0, prompt_logprobs=0))
+            return list(output.prompt_logprobs.logprobs[-len(response_ids) :])
+        return await _all(
+            [self._score_one(tokens[:end], tokens[end], temperature) for end in range(len(prompt_ids), len(tokens))]
+        )
+
+    async def update_weights(self, path: str, policy_version: int) -> float:
+        """Load a safetensors file of Hugging Face-named weights; the seconds it took.
+
+        Running requests stop between two tokens and go on under the new weights: their past is computed
+        again, so no token depends on keys and values of the old weights.
+
+        Raises:
+            FileNotFoundError, ValueError: the file is not there or does not fit the model. The old weights serve on.
+            EngineDied: the engine's process ended, or failed while it loaded and was ended.
+        """
+        check_weights_file(Path(path), self._model)
+        async with self._updating:
+            engine = self._running()
+            started = time.monotonic()
+            try:
+                await self._answer(engine, engine.pause_generation(mode="keep", clear_cache=True))
+                await self._answer(engine, engine.collective_rpc("load_weights_file", args=(path,)))
+                await self._answer(engine, engine.update_weight_version(str(policy_version)))
+                await self._answer(engine, engine.resume_generation())
+            except BaseException as error:
+                # Half of the weights may be new: nothing may be sampled from them.
+                await self.close()
+                if isinstance(error, Exception):
+                    raise self._died(f"while it loaded {path}") from error
+                raise
+            return time.monotonic() - started
+
+    async def policy_version(self) -> int:
+        """Number of optimizer updates behind the weights that are served, as the engine's process has it."""
+        engine = self._running()
+        return int(await self._answer(engine, engine.get_weight_version()))
+
+    @property
+    def _longest(self) -> int:
+        return self._config.data.prompt_length + self._config.rollout.response_length
+
+    def _check_length(self, name: str, prompt: int, response: int) -> None:
+        if not prompt:
+            raise ValueError(f"{name}: the prompt is empty")
+        if prompt + response > self._longest:
+            raise ValueError(
+                f"{name}: {prompt} prompt tokens and {response} response tokens are more than the engine holds, "
+                f"{self._longest} (data.prompt_length + rollout.response_length)"
+            )
+
+    def _running(self) -> AsyncLLM:
+        if self._engine is None:
+            raise EngineDied(f"the vLLM engine of {self._model} is not running: call start()")
+        if self._engine.errored:
+            raise self._died()
+        return self._engine
+
+    def _died(self, when: str = "") -> EngineDied:
+        about = f"the vLLM engine of {self._model} died {when}".rstrip()
+        if self._log is None:
+            return EngineDied(f"{about}; see its messages above")
+        reason = last_error(self._log, self._log_start)
+        return EngineDied(f"{about}{f' of {reason}' if reason else ''}; its log is {self._log}")
+
+    async def _answer(self, engine: AsyncLLM, call: Coroutine[Any, Any, T]) -> T:
+        """The answer of the engine's process. vLLM waits for ever if the process ends before it answers."""
+        task = asyncio.create_task(call)
+        try:
+            while not (await asyncio.wait({task}, timeout=LIVENESS_SECONDS))[0]:
+                if engine.errored:
+                    raise self._died()
+            return task.result()
+        finally:
+            task.cancel()
+
+    async def _run(self, request_id: str, tokens: Sequence[int], sampling: SamplingParams) -> RequestOutput:
+        from vllm.inputs.engine import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            outputs = self._running().generate(tokens_input(list(tokens)), sampling, request_id)
+            return [output async for output in outputs][-1]
+        except EngineDeadError as error:
+            if self._engine is None:
+                raise EngineDied(f"the vLLM engine of {self._model} was closed") from error
+            raise self._died() from error
+
+    async def _generate_one(self, request: GenerationRequest) -> Generation:
+        submitted = time.monotonic()
+        sampling = _sampling(
+            max_tokens=request.max_tokens, temperature=request.temperature, seed=request.seed, logprobs=0
+        )
+        output = await self._run(request.request_id, request.prompt_ids, sampling)
+        completion = output.outputs[0]
+        response_ids = list(completion.token_ids)
+        reason: FinishReason = completion.finish_reason
+        return Generation(
+            request_id=request.request_id,
+            response_ids=response_ids,
+            logprobs=list(completion.logprobs.logprobs),
+            policy_versions=[
+                int(span.version) for span in completion.weight_versions for _ in range(span.start, span.end)
+            ],
+            finish_reason=reason,
+            text=self._running().get_tokenizer().decode(response_ids, skip_special_tokens=True),
+            seconds=time.monotonic() - submitted,
+        )
+
+    async def _score_one(self, prefix: Sequence[int], token: int, temperature: float) -> float:
+        sampling = _sampling(max_tokens=1, temperature=temperature, seed=0, logprob_token_ids=[token])
+        output = await self._run("score", prefix, sampling)
+        sampled_and_given = output.outputs[0].logprobs.logprobs
+        return float(sampled_and_given[1])
+
+
+def engine_arguments(config: Config, *, cuda: bool) -> AsyncEngineArgs:
+    """vLLM's arguments for one engine on this kind of machine."""
+    from vllm import AsyncEngineArgs
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    # One more than the longest sequence: scoring it asks vLLM for a further token.
+    max_model_len = config.data.prompt_length + config.rollout.response_length + 1
+    arguments: dict[str, Any] = {}
+    if not cuda:
+        arguments = {
+            "enforce_eager": True,
+            # The least that its attention takes: responses to one prompt share whole blocks alone.
+            "block_size": 32,
+            # By name ("uni") vLLM would replace it by an executor with one more process.
+            "distributed_executor_backend": UniProcExecutor,
+            # With a seed, a prompt that is computed in two parts ends vLLM 0.32's CPU engine
+            # ("CPU Generator does not use offset"): every prompt in one part.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(max_model_len, PREFILL_TOKENS, config.hardware.max_num_seqs),
+        }
+    return AsyncEngineArgs(
+        model=str(model_directory(config.model)),
+        dtype=config.model.dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=config.hardware.max_num_seqs,
+        kv_cache_memory_bytes=int(config.hardware.kv_cache_gib * GIB),
+        logprobs_mode="processed_logprobs",
+        generation_config="vllm",
+        worker_extension_cls="rlcore.generation.vllm_worker.WorkerExtension",
+        disable_log_stats=True,
+        **arguments,
+    )
+
+
+def _sampling(**values: Any) -> SamplingParams:
+    """Sampling from the whole distribution; the response comes when it is complete."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    return SamplingParams(
+        **values,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+async def _all(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of concurrent calls, in order. The first failure cancels the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except ExceptionGroup as failures:
+        first = failures.exceptions[0]
+        raise first from first.__cause__
+    return [task.result() for task in tasks]

@@ -1,0 +1,51 @@
+"""What the engine tests share: a configuration around a model, and requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from rlcore.config import Config
+from rlcore.generation.interface import GenerationRequest
+
+
+def engine_config(
+    model: Path, *, dtype: Literal["bfloat16", "float32"], prompt_length: int, response_length: int
+) -> Config:
+    """A configuration of which the engine reads model, lengths and hardware."""
+    return Config.model_validate(
+        {
+            "run": "engine-test",
+            "iterations": 1,
+            "model": {"path": str(model), "dtype": dtype},
+            "data": {
+                "train": ["train.jsonl"],
+                "held_out": ["held_out.jsonl"],
+                "prompt_length": prompt_length,
+                "domain_interleave_probs": {"arithmetic": 1.0},
+            },
+            "rollout": {
+                "rollout_batch_size": 4,
+                "num_return_sequences_in_group": 4,
+                "response_length": response_length,
+            },
+            "rewards": {"arithmetic": {"grader": "math"}},
+            "hardware": {"trainer_threads": 1, "engine_threads": 1, "kv_cache_gib": 0.25, "max_num_seqs": 64},
+        }
+    )
+
+
+def requests(
+    count: int, *, max_tokens: int = 16, temperature: float = 1.0, prefix: str = "request"
+) -> list[GenerationRequest]:
+    """Requests with prompts of 6 to 25 tokens, two requests to a prompt, a seed each."""
+    return [
+        GenerationRequest(
+            request_id=f"{prefix}{index}",
+            prompt_ids=[100 * (index // 2 % 20) + token for token in range(1, 7 + index // 2 % 20)],
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=index,
+        )
+        for index in range(count)
+    ]
