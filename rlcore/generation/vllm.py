@@ -13,6 +13,7 @@ import torch
 
 from rlcore.config import Config, model_directory
 from rlcore.generation.interface import FinishReason, Generation, GenerationRequest
+from rlcore.generation.vllm_arguments import engine_arguments, whole_distribution
 from rlcore.generation.vllm_process import (
     engine_environment,
     environment_variables,
@@ -24,18 +25,15 @@ from rlcore.generation.vllm_process import (
 from rlcore.generation.weights_file import check_weights_file
 
 if TYPE_CHECKING:
-    from vllm import AsyncEngineArgs, RequestOutput, SamplingParams
+    from vllm import RequestOutput, SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
 T = TypeVar("T")
 
-GIB = 2**30
 LIVENESS_SECONDS = 0.5
 """How often a call that waits for the engine's process looks whether that is still there."""
 SHUTDOWN_SECONDS = 1.0
 """What the engine's process gets to end by itself: it has nothing to save."""
-PREFILL_TOKENS = 2048
-"""Prompt tokens in one forward pass, at least."""
 
 
 class EngineDied(RuntimeError):
@@ -139,7 +137,9 @@ class VLLMGenerator:
             return []
         tokens = [*prompt_ids, *response_ids]
         if temperature in (0.0, 1.0):
-            output = await self._run("score", tokens, _sampling(max_tokens=1, temperature=0.0, prompt_logprobs=0))
+            output = await self._run(
+                "score", tokens, whole_distribution(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+            )
             return list(output.prompt_logprobs.logprobs[-len(response_ids) :])
         return await _all(
             [self._score_one(tokens[:end], tokens[end], temperature) for end in range(len(prompt_ids), len(tokens))]
@@ -229,7 +229,7 @@ class VLLMGenerator:
 
     async def _generate_one(self, request: GenerationRequest) -> Generation:
         submitted = time.monotonic()
-        sampling = _sampling(
+        sampling = whole_distribution(
             max_tokens=request.max_tokens, temperature=request.temperature, seed=request.seed, logprobs=0
         )
         output = await self._run(request.request_id, request.prompt_ids, sampling)
@@ -249,59 +249,10 @@ class VLLMGenerator:
         )
 
     async def _score_one(self, prefix: Sequence[int], token: int, temperature: float) -> float:
-        sampling = _sampling(max_tokens=1, temperature=temperature, seed=0, logprob_token_ids=[token])
+        sampling = whole_distribution(max_tokens=1, temperature=temperature, seed=0, logprob_token_ids=[token])
         output = await self._run("score", prefix, sampling)
         sampled_and_given = output.outputs[0].logprobs.logprobs
         return float(sampled_and_given[1])
-
-
-def engine_arguments(config: Config, *, cuda: bool) -> AsyncEngineArgs:
-    """vLLM's arguments for one engine on this kind of machine."""
-    from vllm import AsyncEngineArgs
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor
-
-    # One more than the longest sequence: scoring it asks vLLM for a further token.
-    max_model_len = config.data.prompt_length + config.rollout.response_length + 1
-    arguments: dict[str, Any] = {}
-    if not cuda:
-        arguments = {
-            "enforce_eager": True,
-            # The least that its attention takes: responses to one prompt share whole blocks alone.
-            "block_size": 32,
-            # By name ("uni") vLLM would replace it by an executor with one more process.
-            "distributed_executor_backend": UniProcExecutor,
-            # With a seed, a prompt that is computed in two parts ends vLLM 0.32's CPU engine
-            # ("CPU Generator does not use offset"): every prompt in one part.
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(max_model_len, PREFILL_TOKENS, config.hardware.max_num_seqs),
-        }
-    return AsyncEngineArgs(
-        model=str(model_directory(config.model)),
-        dtype=config.model.dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=config.hardware.max_num_seqs,
-        kv_cache_memory_bytes=int(config.hardware.kv_cache_gib * GIB),
-        logprobs_mode="processed_logprobs",
-        generation_config="vllm",
-        worker_extension_cls="rlcore.generation.vllm_worker.WorkerExtension",
-        disable_log_stats=True,
-        **arguments,
-    )
-
-
-def _sampling(**values: Any) -> SamplingParams:
-    """Sampling from the whole distribution; the response comes when it is complete."""
-    from vllm.sampling_params import RequestOutputKind, SamplingParams
-
-    return SamplingParams(
-        **values,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        flat_logprobs=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
