@@ -23,8 +23,9 @@ QUIET_THREADS = {
     "RAY_DEDUP_LOGS": "0",
 }
 REUSED_HEAP = {
-    # Activations are freed and asked for again at every step: keep them in the heap.
-    "MALLOC_MMAP_MAX_": "0",
+    # Activations are freed and asked for again at every micro-batch: all but the largest stay in the heap, where
+    # they cost no page faults. The largest would leave holes in it that nothing fits.
+    "MALLOC_MMAP_THRESHOLD_": str(16 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
 }
 

@@ -94,6 +94,7 @@ class TrainerRank:
             logprobs = micro.align(self._score(micro)[0])
             for row, values, mask in zip(micro.rows, logprobs, micro.response_mask, strict=True):
                 scores[row] = values[mask].tolist()
+        cpu_platform.release_heap()
         column = pl.Series("logprobs", [scores[row] for row in mine], dtype=pl.List(pl.Float32))
         return batch[mine].select("sample_id", column)
 
@@ -120,6 +121,7 @@ class TrainerRank:
         if iteration not in self._updates:
             self._updates[iteration] = {"digest": digest, "report": self._train(iteration, batch)}
             self._half_applied = None
+            cpu_platform.release_heap()
         return self._updates[iteration]["report"]
 
     def export_weights(self, path: str) -> int:

@@ -28,10 +28,10 @@ def save_tiny_llama(directory: Path, *, tokenizer_from: Path, seed: int) -> Path
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_from)
     config = LlamaConfig(
         vocab_size=49152,
-        hidden_size=64,
-        intermediate_size=128,
+        hidden_size=128,
+        intermediate_size=256,
         num_hidden_layers=2,
-        num_attention_heads=4,
+        num_attention_heads=4,  # of 32 channels, the fewest that vLLM's attention on CPU takes
         num_key_value_heads=2,
         max_position_embeddings=512,
         tie_word_embeddings=True,

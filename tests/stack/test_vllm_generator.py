@@ -38,7 +38,6 @@ def model_a(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model, with a generation_config that would change every distribution if it were obeyed."""
     directory = tmp_path_factory.mktemp("model-a")
     shutil.copytree(tiny_llama, directory, dirs_exist_ok=True)
-    _widen_heads(directory)
     path = directory / "generation_config.json"
     smuggled = {"temperature": 0.1, "top_k": 1, "repetition_penalty": 5.0, "do_sample": True, "max_new_tokens": 1}
     path.write_text(json.dumps(json.loads(path.read_text()) | smuggled))
@@ -47,18 +46,7 @@ def model_a(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model_b(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _widen_heads(save_tiny_llama(tmp_path_factory.mktemp("model-b"), tokenizer_from=smollm2, seed=1))
-
-
-def _widen_heads(model: Path) -> Path:
-    """The same tensors read as half as many heads of 32 channels, the fewest that vLLM's CPU attention takes."""
-    path = model / "config.json"
-    config = json.loads(path.read_text())
-    query_channels = config["num_attention_heads"] * config["head_dim"]
-    key_channels = config["num_key_value_heads"] * config["head_dim"]
-    wide = {"num_attention_heads": query_channels // 32, "num_key_value_heads": key_channels // 32, "head_dim": 32}
-    path.write_text(json.dumps(config | wide))
-    return model
+    return save_tiny_llama(tmp_path_factory.mktemp("model-b"), tokenizer_from=smollm2, seed=1)
 
 
 @pytest.fixture(scope="module")
