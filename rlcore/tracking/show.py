@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import polars as pl
 from rich.console import Console
 from rich.table import Table
@@ -9,7 +11,7 @@ from rich.table import Table
 from rlcore.batches import SCHEMAS, key_column
 from rlcore.store import RunStore, StoreError
 
-CELL_WIDTH = 40
+CELL_WIDTH = 32
 
 
 def show_output(store: RunStore, iteration: int, stage: str, sample: str | None, console: Console) -> None:
@@ -32,7 +34,7 @@ def show_output(store: RunStore, iteration: int, stage: str, sample: str | None,
     batch = store.read_batch(entry.output)
     key = key_column(SCHEMAS[entry.output.schema_name])
     if sample is None:
-        console.print(_table(batch, key))
+        console.print(_table(batch), soft_wrap=not console.is_terminal)
         return
     row = batch.filter(
         (pl.col(key) == sample) | (pl.col("prompt_id") == sample if "prompt_id" in batch.columns else False)
@@ -48,20 +50,38 @@ def show_output(store: RunStore, iteration: int, stage: str, sample: str | None,
         console.print()
 
 
-def _table(batch: pl.DataFrame, key: str) -> Table:
-    table = Table(title=f"{len(batch)} rows", row_styles=["", "dim"])
+def _table(batch: pl.DataFrame) -> Table:
+    table = Table(title=f"{len(batch)} rows", row_styles=["", "dim"], pad_edge=False)
     for name in batch.columns:
-        table.add_column(name, no_wrap=name == key, overflow="ellipsis")
+        table.add_column(name.replace("_", "\n"), no_wrap=True)
     for row in batch.iter_rows():
         table.add_row(*(_cell(value) for value in row))
     return table
 
 
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list):
-        inner = ", ".join(f"{item:.3g}" if isinstance(item, float) else str(item) for item in value[:6])
-        value = f"{len(value)}: {inner}{', …' if len(value) > 6 else ''}"
-    text = str(value).replace("\n", "⏎")
+def _cell(value: Any) -> str:
+    """A value in few characters; a list by its length and its mean, or by how many of it are true."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value)
+        case float():
+            return f"{value:.4g}"
+        case [bool(), *_]:
+            return f"{sum(value)}/{len(value)}"
+        case [float(), *_]:
+            return f"{len(value)}: ⌀ {sum(value) / len(value):.3g}"
+        case [{"name": _}, *_]:
+            return ", ".join(f"{part['name']} {part['value']:.3g}" for part in value)
+        case [{"content": _}, *_]:
+            return _shortened(value[-1]["content"])
+        case list():
+            return f"{len(value)}"
+        case _:
+            return _shortened(str(value))
+
+
+def _shortened(text: str) -> str:
+    text = text.replace("\n", "⏎")
     return text if len(text) <= CELL_WIDTH else text[: CELL_WIDTH - 1] + "…"
