@@ -6,12 +6,12 @@ from prefect import flow
 
 from flows.publish import publish
 from flows.runs import open_iteration
-from flows.runtime import stage_runner
+from flows.runtime import flow_run_name, stage_runner
 from tasks import stages
 from tasks.stage import await_stages, on_ray
 
 
-@flow(name="evaluate", task_runner=stage_runner())
+@flow(name="evaluate", task_runner=stage_runner(), flow_run_name=flow_run_name)
 async def evaluate(config: str = "arithmetic", overrides: list[str] | None = None, iteration: int = 0) -> None:
     """Evaluate the policy after `iteration`; 0 is the model before training."""
     it = open_iteration(config, overrides or [], iteration)

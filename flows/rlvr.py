@@ -14,19 +14,19 @@ from prefect import flow
 from flows.evaluate import evaluate
 from flows.publish import publish
 from flows.runs import open_iteration
-from flows.runtime import stage_runner
+from flows.runtime import flow_run_name, stage_runner
 from tasks import stages
 from tasks.stage import await_stages, on_ray
 
 
-@flow(name="rlvr", task_runner=stage_runner(), flow_run_name="{config}")
+@flow(name="rlvr", task_runner=stage_runner(), flow_run_name=flow_run_name)
 async def rlvr(
     config: str = "arithmetic", overrides: list[str] | None = None, iteration: int | None = None
 ) -> dict[str, float]:
     """The run's next iteration, or the one given; its metrics.
 
     Args:
-        config: name of a configuration in configs/.
+        config: name of a configuration in configs/, or a run's own config.yaml.
         overrides: `key=value`, as on the command line.
         iteration: the first is 1.
     """

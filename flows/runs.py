@@ -11,6 +11,8 @@ from rlcore.iteration import Iteration
 from rlcore.plan import plan_iteration
 from rlcore.store import RunStore
 
+CONFIG_FILE = "config.yaml"
+
 MAY_CHANGE = {"iterations", "eval_steps", "save_steps", "save_total_limit", "hardware", "tracking", "runs_dir"}
 """Top-level fields of the configuration that a run may be continued under a new value of."""
 
@@ -22,16 +24,23 @@ class RunConflict(ValueError):
 def open_run(config_name: str, overrides: Sequence[str]) -> tuple[Config, RunStore]:
     """The run that a configuration describes; its directory is made where it is missing.
 
+    Args:
+        config_name: of a file in configs/; or the address of a run's own config.yaml, which then counts as it is.
+        overrides: `key=value`; none with a run's own.
+
     Raises:
         ConfigError: the configuration is not valid.
         RunConflict: the directory holds a run with other settings; names the fields.
     """
+    if config_name.endswith(f"/{CONFIG_FILE}"):
+        store = RunStore(config_name.removesuffix(f"/{CONFIG_FILE}"))
+        return load(store.read_bytes(CONFIG_FILE).decode()), store
     config = compose(config_name, overrides)
     store = RunStore(config.run_url)
-    if store.exists("config.yaml"):
-        before = load(store.read_bytes("config.yaml").decode())
+    if store.exists(CONFIG_FILE):
+        before = load(store.read_bytes(CONFIG_FILE).decode())
         refuse_changes(before, config, store.url)
-    store.write_bytes("config.yaml", dump(config).encode())
+    store.write_bytes(CONFIG_FILE, dump(config).encode())
     return config, store
 
 

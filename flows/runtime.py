@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
+from prefect.runtime import flow_run
 from prefect_ray import RayTaskRunner
 
 from flows import services
 
 SETTINGS = ("PREFECT_API_", "PREFECT_LOGGING_", "RAY_AUTH_")
 """Environment variables by prefix that every process of a run needs, on whatever node."""
+
+
+def flow_run_name() -> str:
+    """`arithmetic`, or `arithmetic 12` where the iteration is given: from the parameters of the flow run."""
+    parameters = flow_run.parameters
+    path = Path(parameters["config"])
+    run = path.parent.name if path.suffix else path.name
+    return " ".join([run, *([str(parameters["iteration"])] if parameters.get("iteration") is not None else [])])
 
 
 class StageRunner(RayTaskRunner[Any]):

@@ -6,12 +6,12 @@ from prefect import flow
 
 from flows.publish import tracker
 from flows.rlvr import rlvr
-from flows.runs import next_iteration, open_run
-from flows.runtime import stage_runner
+from flows.runs import CONFIG_FILE, next_iteration, open_run
+from flows.runtime import flow_run_name, stage_runner
 from rlcore.cluster.residents import release
 
 
-@flow(name="train", task_runner=stage_runner(), flow_run_name="{config}")
+@flow(name="train", task_runner=stage_runner(), flow_run_name=flow_run_name)
 async def train(config: str = "arithmetic", overrides: list[str] | None = None, iterations: int | None = None) -> None:
     """Train up to `iterations`, from wherever the run is.
 
@@ -26,7 +26,8 @@ async def train(config: str = "arithmetic", overrides: list[str] | None = None, 
     tracker(store.url)
     try:
         for number in range(next_iteration(settings, store), settings.iterations + 1):
-            await rlvr(config, overrides, iteration=number)
+            # The run's own configuration: a file edited meanwhile does not change a training under way.
+            await rlvr(f"{store.url}/{CONFIG_FILE}", iteration=number)
     except Exception:
         # A retry goes on at the failed stage, and finds its engines warm.
         raise

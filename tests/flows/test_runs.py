@@ -63,6 +63,13 @@ def test_a_run_may_be_continued_for_longer_but_not_under_other_numbers(tmp_path:
     assert open_run("arithmetic", [here])[0].trainer.learning_rate == 1e-5
 
 
+def test_a_runs_own_configuration_counts_whatever_became_of_the_file_it_was_made_from(tmp_path: Path) -> None:
+    _, store = open_run("arithmetic", [f"runs_dir={tmp_path}", "rollout.rollout_batch_size=7"])
+    config, same = open_run(f"{store.url}/config.yaml", [])
+    assert config.rollout.rollout_batch_size == 7
+    assert same.url == store.url
+
+
 def test_an_iteration_can_be_named_or_left_to_the_run(tmp_path: Path) -> None:
     here = [f"runs_dir={tmp_path}"]
     assert open_iteration("arithmetic", here, None).number == 1
