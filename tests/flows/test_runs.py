@@ -58,9 +58,9 @@ def test_a_run_may_be_continued_for_longer_but_not_under_other_numbers(tmp_path:
     open_run("arithmetic", [here])
     longer, _ = open_run("arithmetic", [here, "iterations=50", "tracking.wandb=off"])
     assert longer.iterations == 50
-    with pytest.raises(RunConflict, match=r"trainer\.learning_rate: 1e-05 → 0\.001.*run=NAME"):
+    with pytest.raises(RunConflict, match=r"trainer\.learning_rate: 2e-05 → 0\.001.*run=NAME"):
         open_run("arithmetic", [here, "trainer.learning_rate=1e-3"])
-    assert open_run("arithmetic", [here])[0].trainer.learning_rate == 1e-5
+    assert open_run("arithmetic", [here])[0].trainer.learning_rate == 2e-5
 
 
 def test_a_runs_own_configuration_counts_whatever_became_of_the_file_it_was_made_from(tmp_path: Path) -> None:
