@@ -29,6 +29,9 @@ console = Console()
 
 USER_ERRORS = (ConfigError, DatasetError, RunConflict, StoreError, services.ServiceError, FileNotFoundError)
 
+DEFAULT_PORT = 4200
+"""Of the Prefect server; prefect.toml names it too."""
+
 ConfigName = Annotated[str, typer.Argument(help="A configuration in configs/, such as arithmetic.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, such as iterations=50 or algorithm=grpo_kl.")]
 RunName = Annotated[str, typer.Argument(help="A run: its name under runs/, or its directory.")]
@@ -53,7 +56,7 @@ def train(
 
 @app.command()
 def up(
-    port: Annotated[int, typer.Option(help="Port of the Prefect server and its UI.")] = 4200,
+    port: Annotated[int, typer.Option(help="Port of the Prefect server and its UI.")] = DEFAULT_PORT,
     ray_port: Annotated[int, typer.Option(help="Port of the Ray head.")] = 6379,
 ) -> None:
     """Start Prefect server, Ray head and worker on loopback, and register the deployments of prefect.yaml."""
@@ -64,7 +67,8 @@ def up(
     console.print(f"Prefect UI  {running.ui_url}\nRay         {services.HOST}:{running.ray_port}", highlight=False)
     for service in running.processes:
         console.print(f"{service.name:<15} pid {service.pid}  log {service.log}", highlight=False, soft_wrap=True)
-    console.print("next: prefect deployment run rlvr/iterate", highlight=False)
+    here = "" if running.prefect_port == DEFAULT_PORT else f"PREFECT_API_URL={running.api_url} "
+    console.print(f"next: {here}prefect deployment run rlvr/iterate", highlight=False, soft_wrap=True)
 
 
 @app.command()

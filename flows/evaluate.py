@@ -7,16 +7,24 @@ from prefect import flow
 from flows.publish import publish
 from flows.runs import open_iteration
 from flows.runtime import flow_run_name, stage_runner
+from rlcore.store import StoreError
 from tasks import stages
 from tasks.stage import await_stages, on_ray
 
 
 @flow(name="evaluate", task_runner=stage_runner(), flow_run_name=flow_run_name)
 async def evaluate(config: str = "arithmetic", overrides: list[str] | None = None, iteration: int = 0) -> None:
-    """Evaluate the policy after `iteration`; 0 is the model before training."""
+    """Evaluate the policy after `iteration`; 0 is the model before training.
+
+    Raises:
+        StoreError: the run has no such policy.
+    """
     it = open_iteration(config, overrides or [], iteration)
     synced = it.store.find(iteration, "sync")
+    if iteration > 0 and synced is None:
+        raise StoreError(f"{it.store.url} has no policy of iteration {iteration}: its sync is not in the ledger")
     with on_ray():
-        await await_stages(stages.evaluate.submit(it, synced=synced.output if synced else None))
+        evaluated = stages.evaluate.submit(it, synced=synced.output if synced else None)
+    await await_stages(evaluated)
     if iteration == 0:
         await publish(it)

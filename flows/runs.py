@@ -10,10 +10,11 @@ from rlcore.config import Config
 from rlcore.iteration import Iteration
 from rlcore.plan import plan_iteration
 from rlcore.store import RunStore
+from rlcore.tracking.history import read_metrics
 
 CONFIG_FILE = "config.yaml"
 
-MAY_CHANGE = {"iterations", "eval_steps", "save_steps", "save_total_limit", "hardware", "tracking", "runs_dir"}
+MAY_CHANGE = {"iterations", "eval_steps", "save_steps", "save_total_limit", "hardware", "sync", "tracking", "runs_dir"}
 """Top-level fields of the configuration that a run may be continued under a new value of."""
 
 
@@ -33,6 +34,8 @@ def open_run(config_name: str, overrides: Sequence[str]) -> tuple[Config, RunSto
         RunConflict: the directory holds a run with other settings; names the fields.
     """
     if config_name.endswith(f"/{CONFIG_FILE}"):
+        if overrides:
+            raise RunConflict(f"{config_name} counts as it is: give its name instead of {', '.join(overrides)}")
         store = RunStore(config_name.removesuffix(f"/{CONFIG_FILE}"))
         return load(store.read_bytes(CONFIG_FILE).decode()), store
     config = compose(config_name, overrides)
@@ -41,6 +44,7 @@ def open_run(config_name: str, overrides: Sequence[str]) -> tuple[Config, RunSto
         before = load(store.read_bytes(CONFIG_FILE).decode())
         refuse_changes(before, config, store.url)
     store.write_bytes(CONFIG_FILE, dump(config).encode())
+    store.assign_run_id()
     return config, store
 
 
@@ -63,19 +67,27 @@ def refuse_changes(before: Config, now: Config, run_url: str) -> None:
 
 
 def open_iteration(config_name: str, overrides: Sequence[str], number: int | None) -> Iteration:
-    """Iteration `number` of the run, or its next one."""
+    """Iteration `number` of the run, or its next one.
+
+    Raises:
+        RunConflict: the run has not come that far.
+    """
     config, store = open_run(config_name, overrides)
-    return Iteration(config, store, number if number is not None else next_iteration(config, store))
+    following = next_iteration(config, store)
+    if number is not None and number > following:
+        raise RunConflict(f"iteration {number} cannot be run yet: the next one of {store.url} is {following}")
+    return Iteration(config, store, following if number is None else number)
 
 
 def next_iteration(config: Config, store: RunStore) -> int:
-    """The newest iteration if a stage of it is missing, else the one after it."""
+    """The newest iteration if something of it is missing, a stage or its metrics; else the one after it."""
     entries = store.ledger()
     newest = max((entry.iteration for entry in entries), default=0)
-    done = {entry.stage for entry in entries if entry.iteration == newest}
     if newest == 0:
         return 1
-    return newest if set(plan_iteration(config, newest).stages) - done else newest + 1
+    done = {entry.stage for entry in entries if entry.iteration == newest}
+    logged = any(row["iteration"] == newest for row in read_metrics(store.directory))
+    return newest + 1 if logged and done.issuperset(plan_iteration(config, newest).stages) else newest
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The processes that a training needs around it: Prefect server, Ray head, Prefect worker.
 
 `rlvr up` starts them for good and records them; `rlvr train` without `rlvr up` starts its own for as
-long as it runs. All listen on loopback. Only processes started here are ever ended, by pid.
+long as it runs. All are told to listen on loopback; Ray binds every interface all the same, so it asks for a token.
+Only processes started here are ever ended, by pid.
 Importable without Prefect and Ray: it sets the environment that both read when they are imported.
 """
 
@@ -60,10 +61,14 @@ class Services(BaseModel):
     def ui_url(self) -> str:
         return f"http://{HOST}:{self.prefect_port}"
 
+    @property
+    def api_url(self) -> str:
+        return f"{self.ui_url}/api"
+
     def environment(self) -> dict[str, str]:
         """What a process must have in its environment to use these services."""
         return {
-            "PREFECT_API_URL": f"{self.ui_url}/api",
+            "PREFECT_API_URL": self.api_url,
             "PREFECT_HOME": f"{self.home}/prefect",
             # Plain http on loopback: no certificate store to load for every client of every task.
             "PREFECT_API_TLS_INSECURE_SKIP_VERIFY": "true",
@@ -94,12 +99,18 @@ def use(services: Services) -> None:
 
 
 @contextmanager
-def available(log_directory: Path) -> Iterator[Services]:
-    """The services of `rlvr up`, or new ones on free ports that end with the block."""
-    services = recorded()
-    if services is not None:
-        use(services)
-        yield services
+def available(log_directory: Path) -> Iterator[str]:
+    """Services to train with; the address of Prefect's API.
+
+    Those that PREFECT_API_URL and RAY_ADDRESS name, where both are set; else those of `rlvr up`; else new ones on
+    free ports, which end with the block.
+    """
+    if os.environ.keys() >= {"PREFECT_API_URL", "RAY_ADDRESS"}:
+        yield os.environ["PREFECT_API_URL"]
+        return
+    if up := recorded():
+        use(up)
+        yield up.api_url
         return
     services = Services(
         prefect_port=free_port(), ray_port=free_port(), ray_token=secrets.token_hex(16), home=str(log_directory)
@@ -110,7 +121,7 @@ def available(log_directory: Path) -> Iterator[Services]:
         start_ray(services, end_with_parent=True)
         await_server(services)
         await_ray(services)
-        yield services
+        yield services.api_url
     finally:
         stop(services)
 
@@ -143,8 +154,8 @@ def start(prefect_port: int, ray_port: int) -> Services:
         services.processes = services.processes[len(kept.processes) :]
         stop(services)
         raise
+    record_path().touch(mode=0o600)  # the token is not for others
     record_path().write_text(services.model_dump_json(indent=2))
-    record_path().chmod(0o600)
     return services
 
 

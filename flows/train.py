@@ -9,6 +9,7 @@ from flows.rlvr import rlvr
 from flows.runs import CONFIG_FILE, next_iteration, open_run
 from flows.runtime import flow_run_name, stage_runner
 from rlcore.cluster.residents import release
+from rlcore.tracking.report import write_report
 
 
 @flow(name="train", task_runner=stage_runner(), flow_run_name=flow_run_name)
@@ -32,6 +33,7 @@ async def train(config: str = "arithmetic", overrides: list[str] | None = None, 
         # A retry goes on at the failed stage, and finds its engines warm.
         raise
     except BaseException:
-        release(store.url)
+        release(store.run_id)
         raise
-    release(store.url)
+    write_report(store.directory)
+    release(store.run_id)

@@ -13,8 +13,7 @@ from rich.console import Console
 from flows import services
 from flows.runs import open_run
 from rlcore.config import Config, model_directory
-from rlcore.data.datasets import load_prompts
-from rlcore.store import RunStore
+from rlcore.data.prompts import check_datasets
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -26,15 +25,15 @@ def train_here(settings: Config, config: str, overrides: list[str], console: Con
         FileNotFoundError, DatasetError, ServiceError, RunConflict: before the training started.
     """
     model_directory(settings.model)
-    for paths in (settings.data.train, settings.data.held_out):
-        load_prompts(paths, set(settings.data.domain_interleave_probs))
-    directory = RunStore(settings.run_url).directory
+    check_datasets(settings)
+    directory = open_run(config, overrides)[1].directory
     started = time.monotonic()
     with ExitStack() as stack:
         try:
             with console.status("starting the Prefect server and Ray"):
-                running = stack.enter_context(services.available(directory / "services"))
-            console.print(f"run {directory} · Prefect UI {running.ui_url}", highlight=False, soft_wrap=True)
+                api_url = stack.enter_context(services.available(directory / "services"))
+            ui_url = api_url.removesuffix("/api")
+            console.print(f"run {directory} · Prefect UI {ui_url}", highlight=False, soft_wrap=True)
             error = _train(config, overrides, directory, console)
         except KeyboardInterrupt:
             console.print("interrupted: the same command goes on from here", highlight=False)
@@ -51,7 +50,6 @@ def _train(config: str, overrides: list[str], directory: Path, console: Console)
     from flows.progress import shown
     from flows.train import train
 
-    open_run(config, overrides)
     _log_to_file(_log_path(directory))
     with shown(directory, console):
         try:

@@ -86,7 +86,7 @@ class AlgorithmConfig(Section):
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
     """Denominator of the ratio: the engine's log-probabilities, or the trainer's before the update."""
     gamma: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
-    """Discount of the token rewards; used by `adv_estimator: reinforce`."""
+    """Discount of the token rewards; the response's own score is the reward of its last token."""
     init_kl_coef: Annotated[float, Field(ge=0.0)] = 0.0
     """KL penalty in the token rewards. Not 0: the reference model and its stage exist."""
     kl_penalty: Literal["k1", "abs", "k2", "k3"] = "k1"
@@ -102,15 +102,6 @@ class AlgorithmConfig(Section):
     @property
     def uses_reference(self) -> bool:
         return self.init_kl_coef > 0 or self.kl_loss_coef > 0
-
-    @model_validator(mode="after")
-    def _kl_penalty_needs_token_rewards(self) -> AlgorithmConfig:
-        if self.adv_estimator == "grpo" and self.init_kl_coef > 0:
-            raise ValueError(
-                "init_kl_coef penalises token rewards, which adv_estimator: grpo does not read; "
-                "use kl_loss_coef, or adv_estimator: reinforce"
-            )
-        return self
 
 
 class TrainerConfig(Section):
@@ -193,6 +184,12 @@ class Config(Section):
         if missing:
             there = ", ".join(sorted(self.rewards))
             raise ValueError(f"no grader for domain {', '.join(missing)}: add it under rewards (there: {there})")
+        return self
+
+    @model_validator(mode="after")
+    def _evaluation_needs_prompts(self) -> Config:
+        if self.eval_steps > 0 and not self.data.held_out:
+            raise ValueError("eval_steps is not 0, but data.held_out names no file: add one, or set eval_steps=0")
         return self
 
     @property

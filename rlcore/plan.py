@@ -21,6 +21,10 @@ INPUTS: dict[str, tuple[str, ...]] = {
 """Every stage, in the order in which it is submitted, with the stages whose outputs it reads."""
 
 
+UPDATED = frozenset({"update", "sync", "evaluate", "checkpoint"})
+"""The stages whose output is of the policy after the iteration's update."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The DAG of one iteration: each stage with the stages whose outputs it reads."""

@@ -35,8 +35,7 @@ class CheckpointReport(Report):
 
     policy_version: int
     path: str
-    """Relative to the run directory."""
-    huggingface_path: str
+    """Relative to the run directory. Its folder `huggingface` is what transformers and vLLM load."""
     bytes: int
     seconds: float
 

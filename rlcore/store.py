@@ -13,10 +13,14 @@ The run may lie at any fsspec URL; object stores publish a file atomically by th
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import io
 import os
 import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -40,6 +44,8 @@ class Report(BaseModel):
 
 
 R = TypeVar("R", bound=Report)
+
+RUN_ID_FILE = "run-id"
 
 
 class BatchRef(BaseModel):
@@ -96,6 +102,20 @@ class RunStore:
         filesystem, root = self._filesystem
         return Path(root) if isinstance(filesystem, LocalFileSystem) else None
 
+    def assign_run_id(self) -> None:
+        """Give the run its id, unless it has one."""
+        if not self.exists(RUN_ID_FILE):
+            self.write_bytes(RUN_ID_FILE, uuid.uuid4().hex[:16].encode())
+
+    @cached_property
+    def run_id(self) -> str:
+        """The same for as long as the run directory exists, and another for every run, of whatever name.
+
+        Raises:
+            StoreError: the run has none yet.
+        """
+        return self.read_bytes(RUN_ID_FILE).decode()
+
     @property
     def directory(self) -> Path:
         """The run directory, for what only a file system can hold: checkpoints, logs, TensorBoard, W&B.
@@ -130,41 +150,56 @@ class RunStore:
         """
         filesystem, root = self._filesystem
         target = f"{root}/{path}"
-        try:
+        with self._space_for(path):
             filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)
             if isinstance(filesystem, LocalFileSystem):
                 _replace_file(Path(target), content)
             else:
                 filesystem.pipe_file(target, content)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StoreError(
-                    f"no space left to write {self.url}/{path} ({len(content):,} bytes): free some and retry; "
-                    "every finished stage is kept"
-                ) from error
-            raise
 
     def append_line(self, path: str, line: str) -> None:
-        """Add one line to a text file and sync it. Half a line left by a crash is cut off first."""
+        """Add one line to a text file and sync it. Half a line left by a crash is cut off first.
+
+        On a file system, processes that append at the same time wait for each other.
+
+        Raises:
+            StoreError: no space is left. The lines before are as they were.
+        """
         if self.local_path is None:
             before = self.read_bytes(path) if self.exists(path) else b""
             self.write_bytes(path, before[: before.rfind(b"\n") + 1] + line.encode() + b"\n")
             return
         target = self.local_path / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        with open(target, "ab+") as file:
+        with self._space_for(path), open(target, "ab+", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             before = file.read()
-            whole = before.rfind(b"\n") + 1
-            try:
-                file.truncate(whole)
-                file.write(line.encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise StoreError(f"no space left to extend {self.url}/{path}: free some and retry") from error
-                raise
+            if not before.endswith(b"\n"):
+                file.truncate(before.rfind(b"\n") + 1)
+            written = file.write(content := line.encode() + b"\n")
+            if written < len(content):
+                raise OSError(errno.ENOSPC, "half a line was written")
+            os.fsync(file.fileno())
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Held by one process at a time; released when its holder dies. The run must be on a file system."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with open(self.directory / f".{name}.lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def _space_for(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StoreError(
+                    f"no space left to write {self.url}/{path}: free some and retry; every finished stage is kept"
+                ) from error
+            raise
 
     # ---- batches and reports
 

@@ -62,23 +62,23 @@ def _drop_reason(algorithm: AlgorithmConfig) -> pl.Expr:
 
 
 def _advantages(joined: pl.DataFrame, algorithm: AlgorithmConfig) -> tuple[pl.Series, pl.Series]:
-    """Per-token advantages and returns, as list columns; 0 in rows that are dropped."""
-    rewards = joined["reward"].cast(pl.Float32).fill_null(float("nan"))
-    mask = padded(joined["loss_mask"])
+    """Per-token advantages and returns, as list columns; 0 in rows that are dropped.
+
+    The response's score (its reward, or that reward's advantage in its group) is the reward of its last token, the
+    KL penalty is charged to every token, and the advantage is the discounted return of both.
+    """
+    scores = torch.from_numpy(joined["reward"].cast(pl.Float32).fill_null(float("nan")).to_numpy().copy())
     if algorithm.adv_estimator == "grpo":
         groups = torch.from_numpy(joined["prompt_id"].rank("dense").to_numpy().astype("int64"))
-        per_response = group_advantages("grpo", torch.from_numpy(rewards.to_numpy().copy()), groups)
-        advantages = per_response[:, None] * mask
-        returns = advantages
-    else:
-        token_rewards = _on_last_token(torch.from_numpy(rewards.fill_nan(0.0).to_numpy().copy()), mask)
-        if algorithm.init_kl_coef > 0:
-            kl = kl_estimate(padded(joined["old_logprobs"]), padded(joined["ref_logprobs"]), algorithm.kl_penalty)
-            token_rewards = token_rewards - algorithm.init_kl_coef * kl * mask
-        returns = discounted_returns(token_rewards, mask, algorithm.gamma)
-        advantages = returns
-    lengths = joined["response_ids"]
-    return unpadded(advantages, lengths), unpadded(returns, lengths)
+        scores = group_advantages("grpo", scores, groups)
+    mask = padded(joined["loss_mask"])
+    token_rewards = _on_last_token(scores.nan_to_num(), mask)
+    if algorithm.init_kl_coef > 0:
+        kl = kl_estimate(padded(joined["old_logprobs"]), padded(joined["ref_logprobs"]), algorithm.kl_penalty)
+        token_rewards = token_rewards - algorithm.init_kl_coef * kl * mask
+    returns = discounted_returns(token_rewards, mask, algorithm.gamma)
+    column = unpadded(returns, like=joined["response_ids"])
+    return column, column
 
 
 def _on_last_token(rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,7 @@ from prefect_ray.task_runners import PrefectRayFuture
 from rlcore.batches import Batch
 from rlcore.cluster.residents import engine_time
 from rlcore.iteration import Iteration
+from rlcore.plan import UPDATED
 from rlcore.reports import REPORTS
 from rlcore.store import BatchRef, LedgerEntry, Report
 
@@ -82,7 +83,7 @@ def stage(
                     identity=identity,
                     inputs=refs,
                     output=ref,
-                    policy_version=getattr(output, "policy_version", max(iteration.rollout_version, 0)),
+                    policy_version=iteration.number if name in UPDATED else iteration.rollout_version,
                     started_at=started_at,
                     finished_at=time.time(),
                     seconds=time.perf_counter() - started,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from rlcore.cluster.policy import serving_engine, trainer_at, transfer_weights
+from rlcore.cluster.policy import serving_engine, trainer_at
+from rlcore.cluster.transfer import transfer_weights
 from rlcore.iteration import Iteration
 from rlcore.reports import SyncReport, UpdateReport
 from rlcore.sync_check import PROBE_ROWS, check_sync
@@ -14,10 +15,10 @@ from tasks.stage import stage
 @stage(reads=("sync", "model", "rollout.temperature"), writes=SyncReport, to="sync")
 def sync(iteration: Iteration, batch: pl.DataFrame, updated: UpdateReport) -> SyncReport:
     """Weights to the engine; then its version, and its log-probabilities on a probe against the trainer's."""
-    config, version = iteration.config, updated.policy_version
-    trainer = trainer_at(config, iteration.store, version)
-    engine = serving_engine(config, iteration.store)
-    transfer = transfer_weights(trainer, engine, version)
+    config, store, version = iteration.config, iteration.store, updated.policy_version
+    trainer = trainer_at(config, store, version)
+    engine = serving_engine(config, store)
+    transfer = transfer_weights(config, store, trainer, engine, version)
     probe = batch.filter(pl.col("response_ids").list.len() > 0).head(PROBE_ROWS)
     return check_sync(
         transfer,

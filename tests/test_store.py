@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,8 +141,43 @@ def test_a_full_disk_is_named_and_nothing_recorded_is_lost(full_disk: Path) -> N
     store = RunStore(str(full_disk / "run"))
     ref = store.write_batch(1, "x", logprob_batch([-0.5]), LogprobBatch)
     store.record(entry(1, "generate", ref))
-    with pytest.raises(StoreError, match=r"no space left to write .*big\.bin.*free some and retry"):
+    with pytest.raises(StoreError, match=r"no space left to write .*big\.bin: free some and retry"):
         store.write_bytes("big.bin", bytes(1 << 20))
     assert store.read_batch(ref).equals(logprob_batch([-0.5]))
     assert [one.stage for one in store.ledger()] == ["generate"]
     assert not store.exists("big.bin")
+
+    with pytest.raises(StoreError, match=r"no space left to write .*ledger\.jsonl"):
+        store.append_line("ledger.jsonl", "x" * (1 << 20))
+    store.record(entry(1, "reward", ref))
+    assert [one.stage for one in store.ledger()] == ["generate", "reward"]
+
+
+def append(url: str, name: str, count: int) -> None:
+    store = RunStore(url)
+    ref = BatchRef(path="x", schema_name="LogprobBatch", rows=1, sha256="0")
+    for number in range(count):
+        store.record(entry(number, name, ref))
+
+
+def test_processes_that_record_at_the_same_time_lose_no_line(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=append, args=(str(tmp_path), name, 100)) for name in ("evaluate", "checkpoint")]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    stages = [one.stage for one in RunStore(str(tmp_path)).ledger()]
+    assert stages.count("evaluate") == stages.count("checkpoint") == 100
+
+
+def test_a_run_has_one_id_and_another_run_of_the_name_another(tmp_path: Path) -> None:
+    def opened() -> RunStore:
+        store = RunStore(str(tmp_path / "run"))
+        store.assign_run_id()
+        return store
+
+    first = opened().run_id
+    assert opened().run_id == first
+    (tmp_path / "run" / "run-id").unlink()
+    assert opened().run_id != first

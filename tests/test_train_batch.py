@@ -108,6 +108,19 @@ def test_kl_in_the_reward_is_charged_per_token() -> None:
     assert assembled["advantages"].to_list() == [pytest.approx([0.9, 1.0])]
 
 
+def test_kl_in_the_reward_goes_with_group_advantages() -> None:
+    batch = rollouts([2, 1])
+    reference = batch.select("sample_id", logprobs=pl.Series([[-1.5, -0.5], [-0.5]], dtype=FLOATS))
+    assembled = assemble_train_batch(
+        batch, rewards(batch, [1.0, 0.0]), None, reference, AlgorithmConfig(init_kl_coef=0.1)
+    )
+    # The group's ±0.70711; the first token of the first response pays 0.1 · (−0.5 + 1.5) besides.
+    assert assembled["advantages"].to_list() == [
+        pytest.approx([0.60711, 0.70711], abs=1e-4),
+        pytest.approx([-0.70711], abs=1e-4),
+    ]
+
+
 @given(st.lists(st.lists(st.floats(-100, 100, width=32), max_size=6), min_size=1, max_size=6))
 def test_padding_and_unpadding_are_inverse(rows: list[list[float]]) -> None:
     column = pl.Series("x", rows, dtype=FLOATS)

@@ -1,8 +1,8 @@
 """What an update reports beside its loss.
 
-`token_sum` and `ratio_sums` give sums that add up over micro-batches. `off_policy_metrics` needs
-quantiles and a maximum, so it takes the tokens of the whole batch at once: the caller keeps the
-log-probabilities of every micro-batch, detached, and calls it at the end.
+`token_sum` and `ratio_sums` give sums that add up over micro-batches. Quantiles and maxima do not: the
+other functions take the tokens of the whole batch at once, so the caller keeps the log-probabilities of
+every micro-batch, detached.
 """
 
 from __future__ import annotations
@@ -29,21 +29,6 @@ def ratio_sums(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> dict[str
         "ratio": token_sum(log_ratio(logprobs, old_logprobs, mask).exp(), mask),
         "approx_kl_k1": token_sum(kl_estimate(old_logprobs, logprobs, "k1"), mask),
         "approx_kl_k3": token_sum(kl_estimate(old_logprobs, logprobs, "k3"), mask),
-    }
-
-
-def off_policy_metrics(
-    logprobs: Tensor, old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor
-) -> dict[str, Tensor]:
-    """How far the policy, π_old and the engine μ are apart, over the tokens of the whole batch.
-
-    All arguments have one shape, (B, T) or flat. Scalars under the keys of `ratio_quantiles`, `logprob_gap`
-    (of π_old and μ) and `effective_sample_size`; all 0 where no token trains.
-    """
-    return {
-        **ratio_quantiles(logprobs, old_logprobs, mask),
-        **logprob_gap(old_logprobs, rollout_logprobs, mask),
-        "effective_sample_size": effective_sample_size(old_logprobs, rollout_logprobs, mask),
     }
 
 

@@ -42,12 +42,12 @@ class EngineHandle:
         return int(wait_for(self.actor.call.remote("policy_version"))[0])
 
 
-def engine(config: Config, run_url: str, log_path: str) -> EngineHandle:
+def engine(config: Config, run_id: str, log_path: str) -> EngineHandle:
     """The run's engine, started; made where it is missing."""
     actor = get_or_create(
         AsyncResident,
         "engine-0",
-        run_url,
+        run_id,
         ("rlcore.generation.vllm", "VLLMGenerator", config, log_path),
         QUIET_THREADS,
         num_gpus=config.hardware.engine_gpus,
@@ -69,7 +69,7 @@ class GradersHandle:
         return graded
 
 
-def graders(config: Config, run_url: str) -> GradersHandle:
+def graders(config: Config, run_id: str) -> GradersHandle:
     """The run's graders; made where they are missing."""
     arguments = ("rlcore.rewards.router", "RewardRouter", config.rewards, config.hardware.reward_processes)
-    return GradersHandle(get_or_create(Resident, "graders", run_url, arguments, QUIET_THREADS))
+    return GradersHandle(get_or_create(Resident, "graders", run_id, arguments, QUIET_THREADS))

@@ -7,25 +7,14 @@ from the newest checkpoint, then given the recorded batches after it. Nothing is
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import shutil
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
-import ray
 
 from rlcore.cluster.engine import EngineHandle, engine
 from rlcore.cluster.trainer import TrainerGroup, trainer_group
+from rlcore.cluster.transfer import transfer_weights
 from rlcore.config import Config
-from rlcore.reports import CheckpointReport
 from rlcore.store import RunStore, StoreError
-from rlcore.sync_check import Transfer
-from rlcore.trainer.checkpoint import CheckpointDamaged, publish, published, verify
+from rlcore.trainer.checkpoint import CheckpointDamaged, published, verify
 
 logger = logging.getLogger(__name__)
 
@@ -45,21 +34,25 @@ def trainer_for_update(config: Config, store: RunStore, iteration: int) -> Train
 
 
 def _trainer_between(config: Config, store: RunStore, lowest: int, highest: int) -> TrainerGroup:
-    group = trainer_group(config, store.url, trainable=True)
-    if group.policy_version() > highest:
-        logger.warning("trainer holds version %d, %d is needed: made anew", group.policy_version(), highest)
-        for rank in group.ranks:
-            ray.kill(rank)
-        group = trainer_group(config, store.url, trainable=True)
-    if group.policy_version() < lowest:
-        _restore(group, store, lowest)
-    return group
+    # Stages that run at the same time, such as evaluate and checkpoint, must not both restore it.
+    with store.lock("trainer"):
+        group = trainer_group(config, store.run_id, trainable=True)
+        version = group.policy_version()
+        if version is None or version > highest:
+            logger.warning("the trainer holds version %s, %d is needed: it is made anew", version, highest)
+            group.kill()
+            group = trainer_group(config, store.run_id, trainable=True)
+            version = group.policy_version()
+        if version is None or version < lowest:
+            _restore(group, store, lowest)
+        return group
 
 
 def _restore(group: TrainerGroup, store: RunStore, policy_version: int) -> None:
     """Newest good checkpoint, then the recorded updates after it."""
+    version = group.policy_version() or 0
     for checkpoint in reversed(published(store.directory / "checkpoints")):
-        if not group.policy_version() < int(checkpoint.name) <= policy_version:
+        if not version < int(checkpoint.name) <= policy_version:
             continue
         try:
             verify(checkpoint)
@@ -68,8 +61,9 @@ def _restore(group: TrainerGroup, store: RunStore, policy_version: int) -> None:
             continue
         logger.info("trainer restored from %s", checkpoint)
         group.load_checkpoint(str(checkpoint / "megatron"))
+        version = int(checkpoint.name)
         break
-    for iteration in range(group.policy_version() + 1, policy_version + 1):
+    for iteration in range(version + 1, policy_version + 1):
         entry = store.find(iteration, "update")
         if entry is None:
             raise StoreError(
@@ -80,68 +74,19 @@ def _restore(group: TrainerGroup, store: RunStore, policy_version: int) -> None:
         group.update(iteration, train_batch.sha256, store.read_batch(train_batch))
 
 
-def save_checkpoint(config: Config, store: RunStore, policy_version: int) -> CheckpointReport:
-    """Publish checkpoints/{policy_version:06d}: what the trainer resumes from, and the model for everybody else.
-
-    Raises:
-        StoreError: the run is not on a file system, or it is full.
-    """
-    started = time.perf_counter()
-    trainer = trainer_at(config, store, policy_version)
-    final = store.directory / "checkpoints" / f"{policy_version:06d}"
-    final.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".saving-", dir=final.parent) as folder:
-        staging = Path(folder) / final.name
-        trainer.save_checkpoint(str(staging / "megatron"))
-        trainer.export_huggingface(str(staging / "huggingface"))
-        state = {
-            "policy_version": policy_version,
-            "prompts_drawn": policy_version * config.rollout.rollout_batch_size,
-            "config_digest": config.digest(*type(config).model_fields),
-        }
-        (staging / "state.json").write_text(json.dumps(state, indent=2))
-        publish(staging, final)
-    for old in published(final.parent)[: -config.save_total_limit]:
-        shutil.rmtree(old)
-    return CheckpointReport(
-        policy_version=policy_version,
-        path=f"checkpoints/{final.name}",
-        huggingface_path=f"checkpoints/{final.name}/huggingface",
-        bytes=sum(path.stat().st_size for path in final.rglob("*") if path.is_file()),
-        seconds=time.perf_counter() - started,
-    )
-
-
 def serving_engine(config: Config, store: RunStore) -> EngineHandle:
     """The engine with whatever weights it has; with those the run started from where it had to be made."""
-    return engine(config, store.url, str(store.directory / "logs" / "engine-0.log"))
+    return engine(config, store.run_id, str(store.directory / "logs" / "engine-0.log"))
 
 
 def engine_at(config: Config, store: RunStore, policy_version: int) -> EngineHandle:
     """The engine with the weights of `policy_version`."""
     handle = serving_engine(config, store)
     if handle.policy_version() != policy_version:
-        transfer_weights(trainer_at(config, store, policy_version), handle, policy_version)
+        transfer_weights(config, store, trainer_at(config, store, policy_version), handle, policy_version)
     return handle
-
-
-def transfer_weights(trainer: TrainerGroup, handle: EngineHandle, policy_version: int) -> Transfer:
-    """Hand the trainer's weights to the engine through a file in shared memory."""
-    with _shared_file() as path:
-        started = time.perf_counter()
-        size = trainer.export_weights(path)
-        exported = time.perf_counter()
-        load_seconds = handle.update_weights(path, policy_version)
-    return Transfer(bytes=size, export_seconds=exported - started, load_seconds=load_seconds)
-
-
-@contextmanager
-def _shared_file() -> Iterator[str]:
-    directory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="rlvr-weights-", dir=directory) as folder:
-        yield str(Path(folder) / "weights.safetensors")
 
 
 def reference(config: Config, store: RunStore) -> TrainerGroup:
     """The model as it was at the start, frozen."""
-    return trainer_group(config, store.url, trainable=False)
+    return trainer_group(config, store.run_id, trainable=False)

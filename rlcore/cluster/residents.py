@@ -6,7 +6,6 @@ same cluster, meets the same warm engine.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayTaskError
 
 QUIET_THREADS = {
     # Idle OpenMP threads that spin starve the other processes of a small machine.
@@ -42,33 +42,30 @@ class Resident:
         return getattr(self._object, method)(*arguments)
 
 
-class AsyncResident:
-    """As `Resident`, for classes whose methods are coroutines: calls overlap."""
-
-    def __init__(self, module: str, name: str, *arguments: Any) -> None:
-        self._object = getattr(importlib.import_module(module), name)(*arguments)
+class AsyncResident(Resident):
+    """For a class whose methods are coroutines: calls overlap."""
 
     async def call(self, method: str, *arguments: Any) -> Any:
         return await getattr(self._object, method)(*arguments)
 
 
-def namespace(run_url: str) -> str:
-    """The Ray namespace of a run's actors."""
-    return "rlvr-" + hashlib.sha256(run_url.encode()).hexdigest()[:16]
+def namespace(run_id: str) -> str:
+    """The Ray namespace of a run's actors. By id, so that a run made anew under an old name meets none of the old."""
+    return f"rlvr-{run_id}"
 
 
-def find(name: str, run_url: str) -> ActorHandle | None:
+def find(name: str, run_id: str) -> ActorHandle | None:
     """The actor of that name, if it is there."""
     try:
-        return ray.get_actor(name, namespace=namespace(run_url))
+        return ray.get_actor(name, namespace=namespace(run_id))
     except ValueError:
         return None
 
 
 def get_or_create(
-    resident: type[Resident] | type[AsyncResident],
+    resident: type[Resident],
     name: str,
-    run_url: str,
+    run_id: str,
     arguments: tuple[Any, ...],
     environment: dict[str, str],
     num_gpus: float = 0,
@@ -76,7 +73,7 @@ def get_or_create(
     """The actor of that name in the run's namespace; made, in a process of its own, where it is missing."""
     options = {
         "name": name,
-        "namespace": namespace(run_url),
+        "namespace": namespace(run_id),
         "lifetime": "detached",
         "get_if_exists": True,
         "num_cpus": 0,
@@ -87,10 +84,17 @@ def get_or_create(
 
 
 def wait_for(*references: ray.ObjectRef) -> list[Any]:
-    """The results of actor calls. The time spent waiting counts as engine time of the running stage."""
+    """The results of actor calls. The time spent waiting counts as engine time of the running stage.
+
+    Raises:
+        What the called method raised, or RayActorError where the actor died.
+    """
     started = time.perf_counter()
     try:
         return ray.get(list(references))
+    except RayTaskError as error:
+        # Ray's own text is the whole remote traceback; that stays as the cause.
+        raise error.cause from error
     finally:
         clock = _engine_clock.get()
         if clock is not None:
@@ -108,10 +112,8 @@ def engine_time() -> Iterator[list[float]]:
         _engine_clock.reset(token)
 
 
-def release(run_url: str) -> None:
+def release(run_id: str) -> None:
     """End all actors of a run."""
     for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["namespace"] == namespace(run_url):
-            handle = find(actor["name"], run_url)
-            if handle is not None:
-                ray.kill(handle)
+        if actor["namespace"] == namespace(run_id) and (handle := find(actor["name"], run_id)):
+            ray.kill(handle)

@@ -10,7 +10,7 @@ import polars as pl
 import ray
 from ray.actor import ActorHandle
 
-from rlcore.cluster.residents import QUIET_THREADS, REUSED_HEAP, Resident, get_or_create, wait_for
+from rlcore.cluster.residents import QUIET_THREADS, REUSED_HEAP, Resident, find, get_or_create, wait_for
 from rlcore.config import Config
 from rlcore.reports import UpdateReport
 
@@ -24,9 +24,14 @@ class TrainerGroup:
     def _call(self, method: str, *arguments: Any) -> list[Any]:
         return wait_for(*(rank.call.remote(method, *arguments) for rank in self.ranks))
 
-    def policy_version(self) -> int:
-        """Updates applied."""
-        return int(self._call("policy_version")[0])
+    def policy_version(self) -> int | None:
+        """Updates applied; None where ranks disagree, or one has weights of no version."""
+        versions = set(self._call("policy_version"))
+        return versions.pop() if len(versions) == 1 else None
+
+    def kill(self) -> None:
+        for rank in self.ranks:
+            ray.kill(rank)
 
     def logprobs(self, batch: pl.DataFrame) -> pl.DataFrame:
         """A LogprobBatch for rows with sample_id, prompt_ids and response_ids, in their order."""
@@ -51,21 +56,28 @@ class TrainerGroup:
         self._call("export_huggingface", directory)
 
 
-def trainer_group(config: Config, run_url: str, *, trainable: bool) -> TrainerGroup:
-    """The run's trainer, or its frozen reference model; made where it is missing."""
+def trainer_group(config: Config, run_id: str, *, trainable: bool) -> TrainerGroup:
+    """The run's trainer, or its frozen reference model; made where it is missing.
+
+    The ranks of a group meet once, when they are made: if one is missing, all are made anew.
+    """
     size = config.trainer.data_parallel_size
-    address, port = "127.0.0.1", _free_port()
-    name = "trainer" if trainable else "reference"
+    names = [f"{'trainer' if trainable else 'reference'}-{rank}" for rank in range(size)]
+    there = [actor for name in names if (actor := find(name, run_id))]
+    if len(there) == size:
+        return TrainerGroup(tuple(there))
+    TrainerGroup(tuple(there)).kill()
+    address, port = ray.util.get_node_ip_address(), _free_port()
     ranks = tuple(
         get_or_create(
             Resident,
-            f"{name}-{rank}",
-            run_url,
+            name,
+            run_id,
             ("rlcore.trainer.rank", "TrainerRank", config, rank, size, address, port, trainable),
             {**QUIET_THREADS, **REUSED_HEAP, "OMP_NUM_THREADS": str(config.hardware.trainer_threads)},
             num_gpus=config.hardware.trainer_gpus,
         )
-        for rank in range(size)
+        for rank, name in enumerate(names)
     )
     return TrainerGroup(ranks)
 

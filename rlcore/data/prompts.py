@@ -9,13 +9,30 @@ import polars as pl
 
 from rlcore.batches import PromptBatch
 from rlcore.config import Config, DataConfig
-from rlcore.data.datasets import load_prompts, tokenize_prompts
+from rlcore.data.datasets import DatasetError, load_prompts, tokenize_prompts
 from rlcore.data.sampler import PromptSampler
 
 logger = logging.getLogger(__name__)
 
 NAMED_PROMPTS = 20
 """Dropped prompts that a log line names."""
+
+
+def check_datasets(config: Config) -> None:
+    """Read every data file, so that what is wrong with one is known before anything is started.
+
+    Raises:
+        FileNotFoundError, DatasetError: a file is missing or broken, or a domain that is drawn has no prompts.
+    """
+    domains = config.data.domain_interleave_probs
+    there = set(load_prompts(config.data.train, set(domains))["domain"].unique())
+    empty = sorted(domain for domain, probability in domains.items() if probability > 0 and domain not in there)
+    if empty:
+        raise DatasetError(
+            f"data.domain_interleave_probs draws {', '.join(empty)}, but data.train has only {', '.join(sorted(there))}"
+        )
+    if config.data.held_out:
+        load_prompts(config.data.held_out, set(domains))
 
 
 def training_sampler(config: Config) -> PromptSampler:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 
 import polars as pl
 
@@ -67,13 +66,5 @@ class RewardRouter:
         return validate(rewards, RewardBatch)
 
     def close(self) -> None:
-        """End the grader processes."""
+        """End the grader processes. Another `grade` starts others."""
         self._pool.close()
-
-    def __enter__(self) -> RewardRouter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

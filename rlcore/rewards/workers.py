@@ -97,22 +97,21 @@ class Batch:
 
 
 class WorkerPool:
-    """Runs tasks on a fixed number of grader processes."""
+    """Runs tasks on a fixed number of grader processes, which start at once."""
 
     def __init__(self, graders: Iterable[str], processes: int) -> None:
         self._graders = frozenset(graders)
-        self._workers = [Worker(self._graders) for _ in range(processes)]
+        self._processes = processes
+        self._workers: list[Worker] = []
         self._failed_starts = 0
-
-    @property
-    def pids(self) -> list[int]:
-        return [worker.process.pid for worker in self._workers]
+        self._start()
 
     def close(self) -> None:
-        """End every process. The pool runs nothing afterwards."""
+        """End every process. Another run starts others."""
         for worker in self._workers:
             worker.kill()
         self._workers = []
+        self._failed_starts = 0
 
     def run(self, tasks: Sequence[Task]) -> list[Outcome]:
         """One outcome per task, in the order of the tasks.
@@ -122,12 +121,11 @@ class WorkerPool:
         in the same process go to another one.
 
         Raises:
-            WorkerError: processes end before they are ready, or the pool is closed.
+            WorkerError: processes end before they are ready. Another run starts others.
         """
-        if not self._workers:
-            raise WorkerError("the grader processes were closed; make a new router")
         batch = Batch(tasks)
         try:
+            self._start()
             while len(batch.outcomes) < len(tasks):
                 self._hand_out(batch)
                 self._collect(batch)
@@ -136,6 +134,10 @@ class WorkerPool:
             self.close()
             raise
         return [batch.outcomes[index] for index in range(len(tasks))]
+
+    def _start(self) -> None:
+        while len(self._workers) < self._processes:
+            self._workers.append(Worker(self._graders))
 
     def _hand_out(self, batch: Batch) -> None:
         for slot, worker in enumerate(self._workers):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import uuid
 from pathlib import Path
 
 import wandb
@@ -13,8 +12,6 @@ from torch.utils.tensorboard import SummaryWriter
 from rlcore.config import Config
 from rlcore.store import RunStore
 from rlcore.tracking.history import METRICS_FILE, read_metrics
-
-WANDB_ID_FILE = "wandb/run-id"
 
 
 class TrackingError(RuntimeError):
@@ -77,7 +74,7 @@ def _start_wandb(store: RunStore, run_directory: Path, config: Config) -> wandb.
     return wandb.init(
         project=config.tracking.wandb_project,
         name=config.run,
-        id=_wandb_id(store),
+        id=store.run_id,
         dir=run_directory,
         mode=mode,
         resume="allow" if mode == "online" else None,
@@ -85,10 +82,3 @@ def _start_wandb(store: RunStore, run_directory: Path, config: Config) -> wandb.
         reinit="create_new",
         settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True),
     )
-
-
-def _wandb_id(store: RunStore) -> str:
-    """The same in every process that continues the run, and another for every run, of whatever name."""
-    if not store.exists(WANDB_ID_FILE):
-        store.write_bytes(WANDB_ID_FILE, uuid.uuid4().hex[:16].encode())
-    return store.read_bytes(WANDB_ID_FILE).decode()

@@ -74,9 +74,12 @@ class TrainerRank:
         self._updates: dict[int, dict[str, Any]] = {}
         self._half_applied: int | None = None
 
-    def policy_version(self) -> int:
-        """Number of updates applied, which is the number of iterations trained."""
-        return len(self._updates)
+    def policy_version(self) -> int | None:
+        """Number of updates applied, which is the number of iterations trained.
+
+        None where an update broke off after it had changed weights: they are no version's.
+        """
+        return None if self._half_applied is not None else len(self._updates)
 
     @torch.no_grad()
     def logprobs(self, batch: pl.DataFrame) -> pl.DataFrame:
@@ -166,10 +169,12 @@ class TrainerRank:
                 f"update {iteration} was applied with batch {applied['digest']}, not {digest}: "
                 "restore an older checkpoint to train on another batch"
             )
-        if applied is None and iteration != self.policy_version() + 1:
-            raise UpdateRefused(f"update {iteration} is out of order: the next one is {self.policy_version() + 1}")
-        if self._half_applied == iteration:
-            raise UpdateRefused(f"update {iteration} broke off after it had changed weights: restore a checkpoint")
+        if applied is None and iteration != len(self._updates) + 1:
+            raise UpdateRefused(f"update {iteration} is out of order: the next one is {len(self._updates) + 1}")
+        if self._half_applied is not None:
+            raise UpdateRefused(
+                f"update {self._half_applied} broke off after it had changed weights: restore a checkpoint"
+            )
 
     def _train(self, iteration: int, batch: pl.DataFrame) -> dict[str, Any]:
         started = time.monotonic()
@@ -181,15 +186,17 @@ class TrainerRank:
         steps = algorithm.ppo_epochs if trained else 0
         grad_norm = 0.0
         shares: list[dict[str, torch.Tensor]] = []
+        before: list[TokenLogprobs] = []
         tokens: list[TokenLogprobs] = []
         self.model.train()
         for _ in range(steps):
             zero_gradients(self.distributed, self.optimizer)
             shares, tokens = self._accumulate_gradients(batch, mine, lengths, totals)
+            before = before or tokens
             grad_norm = reduce_gradients(self.distributed, self.optimizer)
             self._half_applied = iteration
             self.optimizer.step()
-        metrics = batch_metrics(shares, tokens)
+        metrics = batch_metrics(shares, before, tokens)
         seconds = time.monotonic() - started
         return {
             "iteration": iteration,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlcore.algorithms.metrics import effective_sample_size, logprob_gap, off_policy_metrics, ratio_quantiles
+from rlcore.algorithms.metrics import effective_sample_size, logprob_gap, ratio_quantiles
 
 
 def test_quantiles_of_the_ratio_are_those_of_the_tokens_that_train() -> None:
@@ -34,9 +34,18 @@ def test_effective_sample_size_is_one_over_n_where_one_token_has_all_the_weight(
     assert effective_sample_size(logprobs, rollout_logprobs, torch.ones(4)).item() == pytest.approx(0.25)
 
 
+def whole_batch_metrics(logprobs: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    """All of them, with the policy, its old self and the engine the same."""
+    return {
+        **ratio_quantiles(logprobs, logprobs, mask),
+        **logprob_gap(logprobs, logprobs, mask),
+        "effective_sample_size": effective_sample_size(logprobs, logprobs, mask),
+    }
+
+
 def test_on_policy_values() -> None:
     logprobs = -torch.rand(4, 6, generator=torch.Generator().manual_seed(0))
-    metrics = off_policy_metrics(logprobs, logprobs, logprobs, torch.ones(4, 6))
+    metrics = whole_batch_metrics(logprobs, torch.ones(4, 6))
     assert {key: value.item() for key, value in metrics.items()} == {
         "ratio_p01": 1.0,
         "ratio_p50": 1.0,
@@ -50,5 +59,5 @@ def test_on_policy_values() -> None:
 @pytest.mark.parametrize("shape", [(2, 3), (0,)])
 def test_without_a_token_that_trains_everything_is_zero(shape: tuple[int, ...]) -> None:
     logprobs = torch.zeros(shape)
-    metrics = off_policy_metrics(logprobs, logprobs, logprobs, torch.zeros(shape))
+    metrics = whole_batch_metrics(logprobs, torch.zeros(shape))
     assert all(value == 0 for value in metrics.values())

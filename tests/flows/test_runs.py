@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,11 @@ def test_a_run_starts_at_one_also_after_its_first_evaluation(tmp_path: Path) -> 
     assert next_iteration(config, store) == 1
 
 
-def test_an_iteration_with_a_stage_missing_is_the_next_one(tmp_path: Path) -> None:
+def test_an_iteration_with_a_stage_or_its_metrics_missing_is_the_next_one(tmp_path: Path) -> None:
     config, store = compose("arithmetic", []), RunStore(str(tmp_path))
     finish(store, 1, *plan_iteration(config, 1).stages)
+    assert next_iteration(config, store) == 1
+    store.append_line("metrics.jsonl", '{"iteration": 1}')
     assert next_iteration(config, store) == 2
     finish(store, 2, "sample", "generate")
     assert next_iteration(config, store) == 2
@@ -70,7 +73,17 @@ def test_a_runs_own_configuration_counts_whatever_became_of_the_file_it_was_made
     assert same.url == store.url
 
 
-def test_an_iteration_can_be_named_or_left_to_the_run(tmp_path: Path) -> None:
+def test_an_iteration_can_be_named_or_left_to_the_run_but_not_ahead_of_it(tmp_path: Path) -> None:
     here = [f"runs_dir={tmp_path}"]
     assert open_iteration("arithmetic", here, None).number == 1
-    assert open_iteration("arithmetic", here, 7).number == 7
+    assert open_iteration("arithmetic", here, 0).number == 0
+    with pytest.raises(RunConflict, match=r"iteration 7 cannot be run yet: the next one of .* is 1"):
+        open_iteration("arithmetic", here, 7)
+
+
+def test_a_run_made_anew_under_an_old_name_has_another_id(tmp_path: Path) -> None:
+    _, store = open_run("arithmetic", [f"runs_dir={tmp_path}"])
+    before = store.run_id
+    shutil.rmtree(store.directory)
+    _, again = open_run("arithmetic", [f"runs_dir={tmp_path}"])
+    assert store.url == again.url and again.run_id != before

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import polars as pl
@@ -31,7 +32,7 @@ REWARDS = {
 
 @pytest.fixture(scope="module")
 def router() -> Iterator[RewardRouter]:
-    with RewardRouter(REWARDS, processes=2) as router:
+    with closing(RewardRouter(REWARDS, processes=2)) as router:
         yield router
 
 
@@ -39,6 +40,11 @@ def responses(*rows: tuple[str, str, str]) -> pl.DataFrame:
     """A frame from (domain, response_text, ground_truth)."""
     schema = ["domain", "response_text", "ground_truth"]
     return pl.DataFrame(rows, schema=schema, orient="row").with_row_index("sample_id").cast(pl.String)
+
+
+def grader_processes() -> set[psutil.Process]:
+    """Those of all routers of this process."""
+    return {child for child in psutil.Process().children() if "rlcore.rewards.worker" in child.cmdline()}
 
 
 def kill_graders_of(router: RewardRouter, index: int, times: int) -> threading.Thread:
@@ -116,22 +122,25 @@ def test_a_response_that_eats_memory_ends_without_taking_the_machines(router: Re
 
 def test_processes_are_reused_between_calls(router: RewardRouter) -> None:
     router.grade(responses(*[("arithmetic", "5", "5")] * 40))
-    pids = router._pool.pids
+    processes = grader_processes()
     router.grade(responses(*[("arithmetic", "5", "5")] * 40))
-    assert router._pool.pids == pids
+    assert grader_processes() == processes
 
 
 def test_a_process_killed_between_calls_is_replaced(router: RewardRouter) -> None:
-    killed = router._pool.pids[0]
-    os.kill(killed, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(killed)], timeout=10)
+    before = grader_processes()
+    killed = min(before, key=lambda process: process.pid)
+    killed.kill()
+    killed.wait(timeout=10)
     rewards = router.grade(responses(*[("arithmetic", "5", "5")] * 40))
     assert (rewards["reward"] == 1).all()
-    assert killed not in router._pool.pids
+    after = grader_processes()
+    assert killed not in after
+    assert len(after) == len(before)
 
 
 def test_a_response_whose_process_dies_is_tried_once_more_and_then_an_infra_error() -> None:
-    with RewardRouter(REWARDS, processes=1) as router:
+    with closing(RewardRouter(REWARDS, processes=1)) as router:
         router.grade(responses(("arithmetic", "5", "5")))
         killer = kill_graders_of(router, index=1, times=2)
         rows = [("arithmetic", "5", "5"), ("arithmetic", ENDLESS, "1/2"), ("arithmetic", "6", "6")]
@@ -144,7 +153,7 @@ def test_a_response_whose_process_dies_is_tried_once_more_and_then_an_infra_erro
 
 
 def test_a_response_whose_process_dies_once_is_graded_by_another() -> None:
-    with RewardRouter(REWARDS, processes=1) as router:
+    with closing(RewardRouter(REWARDS, processes=1)) as router:
         router.grade(responses(("arithmetic", "5", "5")))
         killer = kill_graders_of(router, index=1, times=1)
         rewards = router.grade(
@@ -161,32 +170,67 @@ def test_a_domain_without_grader_is_refused(router: RewardRouter) -> None:
 
 
 def test_closing_ends_every_process() -> None:
+    others = grader_processes()
     router = RewardRouter(REWARDS, processes=2)
-    pids = router._pool.pids
+    processes = grader_processes() - others
+    assert len(processes) == 2
     router.close()
-    assert not any(psutil.pid_exists(pid) for pid in pids)
-    with pytest.raises(WorkerError, match="closed"):
-        router.grade(responses(("arithmetic", "5", "5")))
+    assert not any(process.is_running() for process in processes)
 
 
-def test_workers_that_cannot_start_are_an_error_and_not_a_reward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [])
-    with (
-        RewardRouter(REWARDS, processes=1) as router,
-        pytest.raises(WorkerError, match="3 grader processes in a row ended before they were ready"),
-    ):
+@pytest.fixture
+def broken_package(tmp_path: Path) -> str:
+    """A directory that keeps grader processes from starting where sys.path begins with it."""
+    (tmp_path / "rlcore").mkdir()
+    (tmp_path / "rlcore" / "__init__.py").write_text("raise ImportError('broken on purpose')")
+    return str(tmp_path)
+
+
+def test_workers_that_cannot_start_are_an_error_and_not_a_reward(
+    broken_package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(broken_package)
+    others = grader_processes()
+    router = RewardRouter(REWARDS, processes=1)
+    for _ in range(2):
+        with pytest.raises(WorkerError, match="3 grader processes in a row ended before they were ready"):
+            router.grade(responses(("arithmetic", "5", "5")))
+        assert grader_processes() == others
+
+
+def test_workers_that_could_not_start_are_started_by_the_next_call(
+    broken_package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.syspath_prepend(broken_package)
+        router = RewardRouter(REWARDS, processes=2)
+        with pytest.raises(WorkerError):
+            router.grade(responses(("arithmetic", "5", "5")))
+    with closing(router):
+        assert router.grade(responses(("arithmetic", "5", "5"), ("arithmetic", "6", "5")))["reward"].to_list() == [1, 0]
+
+
+def test_a_call_broken_off_in_the_middle_leaves_no_outcome_to_the_next() -> None:
+    with closing(RewardRouter(REWARDS, processes=1)) as router:
         router.grade(responses(("arithmetic", "5", "5")))
+        interrupt = threading.Timer(1, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            router.grade(responses(("arithmetic", ENDLESS, "1/2"), ("arithmetic", "5", "5")))
+        rewards = router.grade(responses(("arithmetic", "5", "5")))
+    assert rewards["reward_status"].to_list() == ["scored"]
 
 
 def test_no_process_outlives_a_killed_parent() -> None:
     program = """
 import polars as pl
+import psutil
 from rlcore.config import RewardConfig
 from rlcore.rewards.router import RewardRouter
 router = RewardRouter({"a": RewardConfig(grader="math", timeout_seconds=3)}, processes=2)
 row = {"sample_id": ["0"], "domain": ["a"], "response_text": ["5"], "ground_truth": ["5"]}
 router.grade(pl.DataFrame(row))
-print(*router._pool.pids, flush=True)
+print(*[child.pid for child in psutil.Process().children()], flush=True)
 router.grade(pl.DataFrame({**row, "response_text": ["9**9**9**9"], "ground_truth": ["1/2"]}))
 """
     root = Path(__file__).parents[2]

@@ -15,12 +15,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import safetensors.torch
 import torch
 
 from flows import services
+from rlcore.compose import load
+from rlcore.plan import plan_iteration
 from rlcore.store import RunStore
 
 REPOSITORY = Path(__file__).parents[2]
@@ -47,8 +50,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> lis
         f"runs_dir={directory}/runs",
         f"model.path={tiny_llama}",
         "model.dtype=float32",
-        f"data.train=[{directory}/train.jsonl]",
-        f"data.held_out=[{directory}/held_out.jsonl]",
+        f"data.train=['{directory}/train.jsonl']",
+        f"data.held_out=['{directory}/held_out.jsonl']",
         "rewards.arithmetic.grader=format",
         "rollout.rollout_batch_size=4",
         "rollout.num_return_sequences_in_group=4",
@@ -132,7 +135,7 @@ def state_of(up: dict[str, str], flow_run: str) -> str:
 
 
 def press_retry(up: dict[str, str], flow_run: str) -> None:
-    """What the dashboard's Retry does, for a run whose process was killed."""
+    """What the dashboard's Retry does, once the run is known to have crashed."""
     for state in ("Crashed()", "AwaitingRetry()"):
         api(up, f"await client.set_flow_run_state('{flow_run}', {state}, force=True)")
 
@@ -235,6 +238,32 @@ def test_the_same_seed_draws_the_same_prompts(finished: RunStore, workplace: lis
 def test_training_changes_the_weights(finished: RunStore, tiny_llama: Path) -> None:
     before, after = safetensors.torch.load_file(tiny_llama / "model.safetensors"), weights(finished, 4)
     assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_stages_of_an_iteration_read_what_its_plan_says(finished: RunStore) -> None:
+    config = load(finished.directory / "config.yaml")
+    made_by = {entry.output.path: entry.stage for entry in finished.ledger()}
+    for iteration in (1, 4):
+        read = {
+            entry.stage: tuple(sorted(made_by[ref.path] for ref in entry.inputs.values()))
+            for entry in finished.ledger()
+            if entry.iteration == iteration
+        }
+        planned = {stage: tuple(sorted(inputs)) for stage, inputs in plan_iteration(config, iteration).inputs.items()}
+        assert read == planned
+
+
+def test_every_optional_stage_runs(up: dict[str, str], workplace: list[str]) -> None:
+    optional = ["algorithm=reinforce", "algorithm.kl_loss_coef=0.01", "algorithm.old_logprobs=recompute"]
+    overrides = [*workplace, "run=optional", *optional]
+    run_deployment(up, overrides, "--watch")
+    store = store_of(overrides, "optional")
+    assert set(stages_done(store, 1)) >= {"ref_logprob", "old_logprob"}
+    train = store.read_batch(next(e.output for e in store.ledger() if e.stage == "advantage"))
+    reference, old = (np.concatenate(train[name].to_list()) for name in ("ref_logprobs", "old_logprobs"))
+    # Before the first update, trainer, reference and engine are one model.
+    assert np.abs(reference - old).max() < 1e-5
+    assert np.abs(np.concatenate(train["rollout_logprobs"].to_list()) - old).max() < 1e-3
 
 
 def test_a_run_leaves_its_batches_metrics_and_report(finished: RunStore) -> None:

@@ -97,9 +97,7 @@ class MadeUpRun:
                     batch = self.evaluation(0.5 + 0.03 * iteration)
                     ref = self.store.write_batch(iteration, "evaluation", batch, EvalBatch)
                 case "checkpoint":
-                    report = CheckpointReport(
-                        policy_version=iteration, path="c", huggingface_path="h", bytes=1, seconds=2.0
-                    )
+                    report = CheckpointReport(policy_version=iteration, path="c", bytes=1, seconds=2.0)
                     ref = self.store.write_report(iteration, "checkpoint", report)
                 case _:
                     ref = BatchRef(path="prompts.parquet", schema_name="PromptBatch", rows=6, sha256="0" * 64)

@@ -66,6 +66,8 @@ def test_wandb_offline_stays_in_the_run_directory_and_keeps_its_id(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = config_with(tmp_path, wandb="offline", tensorboard=False)
+    for run in ("run", "other"):
+        RunStore(str(tmp_path / run)).assign_run_id()
     for iteration in (1, 2):
         tracker = Tracker(tmp_path / "run", config)
         tracker.log(iteration, {"reward/mean": 0.25})
