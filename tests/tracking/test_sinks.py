@@ -8,6 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from rlcore.config import Config
+from rlcore.store import RunStore
 from rlcore.tracking.sinks import Tracker, TrackingError
 from tests.tracking.conftest import config_of
 
