@@ -107,7 +107,8 @@ def report(samples: list[Sample], ends: list[float]) -> None:
         table.add_row(name, f"{peak.bytes_by_name[name] / GB:.2f}", f"{own / GB:.2f}")
     Console().print(table)
     spans = list(zip(ends[WARM_UP:], ends[WARM_UP + 1 :], strict=False))
-    peaks = [max((s.total for s in samples if start < s.time <= end), default=0) / GB for start, end in spans]
+    during = [[s.total / GB for s in samples if start < s.time <= end] for start, end in spans]
+    peaks = [max(totals) for totals in during if totals]
     growth = float(np.polyfit(range(len(peaks)), peaks, 1)[0]) if len(peaks) > 1 else 0.0
     print(
         f"memory peak {peak.total / GB:.2f} GB (aim < {AIM_GB:.0f} GB), growing by {1000 * growth:.1f} MB an iteration "

@@ -1,9 +1,10 @@
 """What Prefect, Ray and the batches on disk cost: iteration wall time minus time inside engines and graders.
 
-    python benchmarks/orchestration.py [--quick]
+    python benchmarks/orchestration.py [--quick] [--run DIRECTORY]
 
-Trains the arithmetic mix for some iterations, without evaluation, so that stages follow one another
-and their engine times add up. The first iteration, in which processes start, is left out.
+Trains the arithmetic mix for some iterations, or takes a run that is there. Iterations with an evaluation or a
+checkpoint are left out, so that stages follow one another and their engine times add up, and so is the first, in
+which processes start. Engine time is what a stage waits for an actor, Ray's call of it included.
 """
 
 from __future__ import annotations
@@ -27,18 +28,29 @@ AIM_SECONDS, AIM_SHARE = 0.5, 0.05
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two measured iterations of small batches")
-    iterations, size = (4, 2) if parser.parse_args().quick else (10, 16)
+    parser.add_argument("--run", help="directory of a run that is there")
+    arguments = parser.parse_args()
+    if arguments.run:
+        report(RunStore(arguments.run).ledger())
+        return
+    iterations, size = (4, 2) if arguments.quick else (10, 16)
     with tempfile.TemporaryDirectory() as runs:
         settings = [f"runs_dir={runs}", "run=orchestration", f"iterations={iterations}", "eval_steps=0", "save_steps=0"]
         settings.append(f"rollout.rollout_batch_size={size}")
         subprocess.run([Path(sys.executable).parent / "rlvr", "train", "arithmetic", *settings], check=True)
-        ledger = RunStore(f"{runs}/orchestration").ledger()
-    # The last iteration has no next one that tells when it ended.
-    report(ledger, range(2, iterations))
+        report(RunStore(f"{runs}/orchestration").ledger())
 
 
-def report(ledger: list[LedgerEntry], measured: range) -> None:
+def plain_iterations(ledger: list[LedgerEntry]) -> list[int]:
+    """Those after the first whose stages follow one another, and that another one follows."""
+    last = max(entry.iteration for entry in ledger)
+    parallel = {entry.iteration for entry in ledger if entry.stage in ("evaluate", "checkpoint")}
+    return [number for number in range(2, last) if number not in parallel]
+
+
+def report(ledger: list[LedgerEntry]) -> None:
     """Print the table and the last line."""
+    measured = plain_iterations(ledger)
     table = Table("stage", "seconds", "in engines", "around them", title=f"medians of {len(measured)} iterations")
     for stage in INPUTS:
         entries = [entry for entry in ledger if entry.stage == stage and entry.iteration in measured]

@@ -16,6 +16,7 @@ from rlcore.config import Config, model_directory
 from rlcore.data.prompts import check_datasets
 
 FAILED, INTERRUPTED = 1, 130
+DRAIN_SECONDS = 5.0
 
 
 def train_here(settings: Config, config: str, overrides: list[str], console: Console) -> int:
@@ -47,6 +48,9 @@ def train_here(settings: Config, config: str, overrides: list[str], console: Con
 
 def _train(config: str, overrides: list[str], directory: Path, console: Console) -> Exception | None:
     """Run the flow under the live table; what it failed with."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogHandler
+
     from flows.progress import shown
     from flows.train import train
 
@@ -57,6 +61,10 @@ def _train(config: str, overrides: list[str], directory: Path, console: Console)
         except Exception as error:
             logging.getLogger("rlvr").exception("the training failed")
             return error
+        finally:
+            # What is still on its way to the server has to arrive before the server is stopped.
+            EventsWorker.drain_all(timeout=DRAIN_SECONDS)
+            APILogHandler().flush()
     return None
 
 

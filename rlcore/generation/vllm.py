@@ -106,6 +106,8 @@ class VLLMGenerator:
     async def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """One generation per request, in the order of the requests. If one fails, the others are given up.
 
+        Requests of the same ids that still run, for a caller that is gone, are aborted first.
+
         Raises:
             ValueError: a request that cannot be served. Names it.
             EngineDied: the engine's process ended.
@@ -115,6 +117,7 @@ class VLLMGenerator:
             raise ValueError("two requests have the same request_id")
         for request in requests:
             self._check_length(request.request_id, len(request.prompt_ids), request.max_tokens)
+        await self.abort(identifiers)
         return await _all([self._generate_one(request) for request in requests])
 
     async def abort(self, request_ids: Sequence[str]) -> None:

@@ -256,6 +256,16 @@ async def test_aborted_requests_return_what_they_have(engine: VLLMGenerator) -> 
     assert _tokens(generations[8:]) == _tokens(whole[8:])
 
 
+async def test_asking_again_ends_what_a_caller_that_is_gone_left_running(engine: VLLMGenerator) -> None:
+    batch = requests(24, max_tokens=LONG)
+    left = asyncio.create_task(engine.generate(batch))
+    await asyncio.sleep(0.3)
+    again = await engine.generate(batch)
+    assert any(generation.finish_reason == "abort" for generation in await left)
+    assert all(generation.finish_reason != "abort" for generation in again)
+    assert _tokens(again) == _tokens(await engine.generate(batch))
+
+
 async def test_requests_that_cannot_be_served_are_named(engine: VLLMGenerator) -> None:
     with pytest.raises(ValueError, match=r"long: 33 prompt tokens and 320 response tokens .* 352 \(data.prompt_length"):
         await engine.generate([GenerationRequest("long", [5] * 33, LONG, 1.0, 0)])
