@@ -12,28 +12,14 @@ import pytest
 
 from rlcore.batches import BatchError, LogprobBatch
 from rlcore.reports import SyncReport
-from rlcore.store import BatchRef, LedgerEntry, RunStore, StoreError
+from rlcore.store import BatchRef, RunStore, StoreError
+from tests.entries import ledger_entry
 
 
 def logprob_batch(*rows: list[float]) -> pl.DataFrame:
     return pl.DataFrame(
         {"sample_id": [f"s{index}" for index in range(len(rows))], "logprobs": list(rows)},
         schema={"sample_id": pl.String, "logprobs": pl.List(pl.Float32)},
-    )
-
-
-def entry(iteration: int, stage: str, output: BatchRef) -> LedgerEntry:
-    return LedgerEntry(
-        iteration=iteration,
-        stage=stage,
-        identity="i",
-        inputs={},
-        output=output,
-        policy_version=iteration,
-        started_at=1.0,
-        finished_at=2.0,
-        seconds=1.0,
-        engine_seconds=0.5,
     )
 
 
@@ -88,7 +74,11 @@ def test_a_missing_file_is_refused_by_name(store: RunStore) -> None:
 def test_the_ledger_gives_back_its_entries_and_finds_the_newest(store: RunStore) -> None:
     first = store.write_batch(1, "x", logprob_batch([-0.5]), LogprobBatch)
     second = store.write_batch(1, "y", logprob_batch([-0.7]), LogprobBatch)
-    entries = [entry(1, "ref_logprob", first), entry(1, "ref_logprob", second), entry(2, "ref_logprob", first)]
+    entries = [
+        ledger_entry(1, "ref_logprob", first),
+        ledger_entry(1, "ref_logprob", second),
+        ledger_entry(2, "ref_logprob", first),
+    ]
     for one in entries:
         store.record(one)
     assert store.ledger() == entries
@@ -99,11 +89,11 @@ def test_the_ledger_gives_back_its_entries_and_finds_the_newest(store: RunStore)
 def test_half_a_last_ledger_line_is_not_an_entry_and_the_next_one_is_whole(tmp_path: Path) -> None:
     store = RunStore(str(tmp_path))
     ref = store.write_batch(1, "x", logprob_batch([-0.5]), LogprobBatch)
-    store.record(entry(1, "generate", ref))
+    store.record(ledger_entry(1, "generate", ref))
     with open(tmp_path / "ledger.jsonl", "a") as ledger:
         ledger.write('{"iteration": 1, "sta')
     assert [one.stage for one in store.ledger()] == ["generate"]
-    store.record(entry(1, "reward", ref))
+    store.record(ledger_entry(1, "reward", ref))
     assert [one.stage for one in store.ledger()] == ["generate", "reward"]
 
 
@@ -140,7 +130,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_named_and_nothing_recorded_is_lost(full_disk: Path) -> None:
     store = RunStore(str(full_disk / "run"))
     ref = store.write_batch(1, "x", logprob_batch([-0.5]), LogprobBatch)
-    store.record(entry(1, "generate", ref))
+    store.record(ledger_entry(1, "generate", ref))
     with pytest.raises(StoreError, match=r"no space left to write .*big\.bin: free some and retry"):
         store.write_bytes("big.bin", bytes(1 << 20))
     assert store.read_batch(ref).equals(logprob_batch([-0.5]))
@@ -149,15 +139,14 @@ def test_a_full_disk_is_named_and_nothing_recorded_is_lost(full_disk: Path) -> N
 
     with pytest.raises(StoreError, match=r"no space left to write .*ledger\.jsonl"):
         store.append_line("ledger.jsonl", "x" * (1 << 20))
-    store.record(entry(1, "reward", ref))
+    store.record(ledger_entry(1, "reward", ref))
     assert [one.stage for one in store.ledger()] == ["generate", "reward"]
 
 
 def append(url: str, name: str, count: int) -> None:
     store = RunStore(url)
-    ref = BatchRef(path="x", schema_name="LogprobBatch", rows=1, sha256="0")
     for number in range(count):
-        store.record(entry(number, name, ref))
+        store.record(ledger_entry(number, name))
 
 
 def test_processes_that_record_at_the_same_time_lose_no_line(tmp_path: Path) -> None:

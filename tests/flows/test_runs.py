@@ -10,27 +10,13 @@ import pytest
 from flows.runs import RunConflict, next_iteration, open_iteration, open_run
 from rlcore.compose import compose
 from rlcore.plan import plan_iteration
-from rlcore.store import BatchRef, LedgerEntry, RunStore
-
-OUTPUT = BatchRef(path="x", schema_name="LogprobBatch", rows=0, sha256="0")
+from rlcore.store import RunStore
+from tests.entries import ledger_entry
 
 
 def finish(store: RunStore, iteration: int, *stages: str) -> None:
     for name in stages:
-        store.record(
-            LedgerEntry(
-                iteration=iteration,
-                stage=name,
-                identity="i",
-                inputs={},
-                output=OUTPUT,
-                policy_version=iteration,
-                started_at=0,
-                finished_at=0,
-                seconds=0,
-                engine_seconds=0,
-            )
-        )
+        store.record(ledger_entry(iteration, name))
 
 
 def test_a_run_starts_at_one_also_after_its_first_evaluation(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from rlcore.batches import LogprobBatch
-from rlcore.store import LedgerEntry, RunStore, StoreError
+from rlcore.store import RunStore, StoreError
 from rlcore.tracking.show import show_output
+from tests.entries import ledger_entry
 
 
 @pytest.fixture
@@ -21,20 +22,7 @@ def store(tmp_path: Path) -> RunStore:
     ref = store.write_batch(
         3, "ref_logprobs", pl.DataFrame({"sample_id": ["a#0", "a#1"], "logprobs": logprobs}), LogprobBatch
     )
-    store.record(
-        LedgerEntry(
-            iteration=3,
-            stage="ref_logprob",
-            identity="i",
-            inputs={},
-            output=ref,
-            policy_version=2,
-            started_at=0,
-            finished_at=0,
-            seconds=0,
-            engine_seconds=0,
-        )
-    )
+    store.record(ledger_entry(3, "ref_logprob", ref))
     return store
 
 
