@@ -71,6 +71,8 @@ def get_or_create(
     num_gpus: float = 0,
 ) -> ActorHandle:
     """The actor of that name in the run's namespace; made, in a process of its own, where it is missing."""
+    if there := find(name, run_id):
+        return there
     options = {
         "name": name,
         "namespace": namespace(run_id),
