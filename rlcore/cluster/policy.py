@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 
 from rlcore.cluster.engine import EngineHandle, engine
-from rlcore.cluster.trainer import TrainerGroup, trainer_group
+from rlcore.cluster.residents import end
+from rlcore.cluster.trainer import TrainerGroup, rank_names, trainer_group
 from rlcore.cluster.transfer import transfer_weights
 from rlcore.config import Config
 from rlcore.store import RunStore, StoreError
@@ -40,7 +41,7 @@ def _trainer_between(config: Config, store: RunStore, lowest: int, highest: int)
         version = group.policy_version()
         if version is None or version > highest:
             logger.warning("the trainer holds version %s, %d is needed: it is made anew", version, highest)
-            group.kill()
+            end(rank_names(config, trainable=True), store.run_id)
             group = trainer_group(config, store.run_id, trainable=True)
             version = group.policy_version()
         if version is None or version < lowest:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -28,6 +28,8 @@ REUSED_HEAP = {
     "MALLOC_MMAP_THRESHOLD_": str(16 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
 }
+
+END_SECONDS = 30.0
 
 _engine_clock: ContextVar[list[float] | None] = ContextVar("engine_clock", default=None)
 
@@ -114,8 +116,22 @@ def engine_time() -> Iterator[list[float]]:
         _engine_clock.reset(token)
 
 
+def end(names: Collection[str], run_id: str) -> None:
+    """End the actors of those names, and wait until the names are free for new ones.
+
+    Raises:
+        TimeoutError: one is still there after END_SECONDS.
+    """
+    deadline = time.monotonic() + END_SECONDS
+    while there := [actor for name in names if (actor := find(name, run_id))]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"actors {', '.join(names)} of run {run_id} did not end in {END_SECONDS:.0f} s")
+        for actor in there:
+            ray.kill(actor)
+        time.sleep(0.05)
+
+
 def release(run_id: str) -> None:
     """End all actors of a run."""
-    for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["namespace"] == namespace(run_id) and (handle := find(actor["name"], run_id)):
-            ray.kill(handle)
+    every = ray.util.list_named_actors(all_namespaces=True)
+    end([actor["name"] for actor in every if actor["namespace"] == namespace(run_id)], run_id)

@@ -10,7 +10,7 @@ import polars as pl
 import ray
 from ray.actor import ActorHandle
 
-from rlcore.cluster.residents import QUIET_THREADS, REUSED_HEAP, Resident, find, get_or_create, wait_for
+from rlcore.cluster.residents import QUIET_THREADS, REUSED_HEAP, Resident, end, find, get_or_create, wait_for
 from rlcore.config import Config
 from rlcore.reports import UpdateReport
 
@@ -28,10 +28,6 @@ class TrainerGroup:
         """Updates applied; None where ranks disagree, or one has weights of no version."""
         versions = set(self._call("policy_version"))
         return versions.pop() if len(versions) == 1 else None
-
-    def kill(self) -> None:
-        for rank in self.ranks:
-            ray.kill(rank)
 
     def logprobs(self, batch: pl.DataFrame) -> pl.DataFrame:
         """A LogprobBatch for rows with sample_id, prompt_ids and response_ids, in their order."""
@@ -56,17 +52,23 @@ class TrainerGroup:
         self._call("export_huggingface", directory)
 
 
+def rank_names(config: Config, *, trainable: bool) -> list[str]:
+    """The actors' names, by rank."""
+    group = "trainer" if trainable else "reference"
+    return [f"{group}-{rank}" for rank in range(config.trainer.data_parallel_size)]
+
+
 def trainer_group(config: Config, run_id: str, *, trainable: bool) -> TrainerGroup:
     """The run's trainer, or its frozen reference model; made where it is missing.
 
     The ranks of a group meet once, when they are made: if one is missing, all are made anew.
     """
     size = config.trainer.data_parallel_size
-    names = [f"{'trainer' if trainable else 'reference'}-{rank}" for rank in range(size)]
+    names = rank_names(config, trainable=trainable)
     there = [actor for name in names if (actor := find(name, run_id))]
     if len(there) == size:
         return TrainerGroup(tuple(there))
-    TrainerGroup(tuple(there)).kill()
+    end(names, run_id)
     address, port = ray.util.get_node_ip_address(), _free_port()
     ranks = tuple(
         get_or_create(
