@@ -17,7 +17,7 @@ PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: model ## Train SmolLM2-135M on arithmetic on this machine, ending with a report (about 10 minutes)
+demo: model ## Train SmolLM2-135M on arithmetic on this machine, ending with a report (about 12 minutes)
 	@$(BIN)/rlvr train arithmetic $(HARDWARE) $(ARGS)
 
 test: model lint ## Lint, the fast tests, then the tests of the real engines

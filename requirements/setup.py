@@ -1,7 +1,7 @@
 """Make `.venv` ready: check this machine, then install the locked packages and this project.
 
 Runs under whatever `python3` there is, with the standard library only. Where `.venv` already holds
-what the lock says, nothing is checked twice or installed again.
+what the lock says, nothing is installed again; memory and disk for the run are looked at every time.
 
     python3 requirements/setup.py cpu|gpu
 """
