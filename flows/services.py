@@ -79,6 +79,8 @@ class Services(BaseModel):
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.ray_token,
             "RAY_USAGE_STATS_ENABLED": "0",
+            # Ray's name for "this machine only": else it takes 127.0.0.1 for the address that other machines reach.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         }
 
 

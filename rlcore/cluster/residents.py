@@ -22,11 +22,13 @@ QUIET_THREADS = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "RAY_DEDUP_LOGS": "0",
 }
-REUSED_HEAP = {
+STEADY_MEMORY = {
     # Activations are freed and asked for again at every micro-batch: all but the largest stay in the heap, where
     # they cost no page faults. The largest would leave holes in it that nothing fits.
     "MALLOC_MMAP_THRESHOLD_": str(16 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
+    # oneDNN keeps the code it made for each shape, and micro-batches rarely have the same shape twice.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32",
 }
 
 END_SECONDS = 30.0

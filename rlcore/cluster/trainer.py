@@ -10,7 +10,7 @@ import polars as pl
 import ray
 from ray.actor import ActorHandle
 
-from rlcore.cluster.residents import QUIET_THREADS, REUSED_HEAP, Resident, end, find, get_or_create, wait_for
+from rlcore.cluster.residents import QUIET_THREADS, STEADY_MEMORY, Resident, end, find, get_or_create, wait_for
 from rlcore.config import Config
 from rlcore.reports import UpdateReport
 
@@ -76,7 +76,7 @@ def trainer_group(config: Config, run_id: str, *, trainable: bool) -> TrainerGro
             name,
             run_id,
             ("rlcore.trainer.rank", "TrainerRank", config, rank, size, address, port, trainable),
-            {**QUIET_THREADS, **REUSED_HEAP, "OMP_NUM_THREADS": str(config.hardware.trainer_threads)},
+            {**QUIET_THREADS, **STEADY_MEMORY, "OMP_NUM_THREADS": str(config.hardware.trainer_threads)},
             num_gpus=config.hardware.trainer_gpus,
         )
         for rank, name in enumerate(names)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import polars as pl
 
@@ -57,10 +59,9 @@ def _domains(data: DataConfig) -> frozenset[str]:
 @functools.lru_cache(maxsize=4)
 def _tokenized(paths: tuple[str, ...], domains: frozenset[str], model_path: str, prompt_length: int) -> pl.DataFrame:
     """Read, tokenized, and cut to those that fit; kept, because every iteration draws from the same ones."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model_path)
-    kept, dropped = tokenize_prompts(load_prompts(paths, set(domains)), tokenizer, prompt_length)
+    # In a process that ends: imported, transformers is a quarter of a gigabyte that no stage needs again.
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as process:
+        kept, dropped = process.submit(_tokenize, load_prompts(paths, set(domains)), model_path, prompt_length).result()
     if dropped:
         named = ", ".join(dropped[:NAMED_PROMPTS]) + (", …" if len(dropped) > NAMED_PROMPTS else "")
         logger.warning(
@@ -71,3 +72,9 @@ def _tokenized(paths: tuple[str, ...], domains: frozenset[str], model_path: str,
             named,
         )
     return kept
+
+
+def _tokenize(prompts: pl.DataFrame, model_path: str, prompt_length: int) -> tuple[pl.DataFrame, list[str]]:
+    from transformers import AutoTokenizer
+
+    return tokenize_prompts(prompts, AutoTokenizer.from_pretrained(model_path), prompt_length)

@@ -11,6 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+STEADY_HEAP = {
+    # Buffers of some megabytes come and go with every batch. In the heap they leave holes, and it grows for as long
+    # as the engine runs; mapped, they are gone when they are freed.
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_MMAP_THRESHOLD_": str(8 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(16 << 20),
+    # oneDNN keeps the code it made for each shape, and every batch has another number of tokens.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32",
+}
+"""On the CPU, where weights, keys and values share the machine's memory with the trainer."""
+
+
 def engine_environment(threads: int, *, cuda: bool, logged: bool, scratch: str) -> dict[str, str]:
     """Environment variables of the engine's processes. `scratch` is a directory for their sockets."""
     environment = {
@@ -28,6 +40,7 @@ def engine_environment(threads: int, *, cuda: bool, logged: bool, scratch: str) 
         environment["TORCHDYNAMO_DISABLE"] = "1"
         # A file that torch.distributed meets over. (On a GPU caches of compiled kernels that should stay go here too.)
         environment["TMPDIR"] = scratch
+        environment |= STEADY_HEAP
     return environment
 
 

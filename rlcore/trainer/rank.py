@@ -193,6 +193,8 @@ class TrainerRank:
             zero_gradients(self.distributed, self.optimizer)
             shares, tokens = self._accumulate_gradients(batch, mine, lengths, totals)
             before = before or tokens
+            # The optimizer's temporaries are as large as the activations were: not both at once.
+            cpu_platform.release_heap()
             grad_norm = reduce_gradients(self.distributed, self.optimizer)
             self._half_applied = iteration
             self.optimizer.step()

@@ -103,6 +103,10 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     assert not record.exists()
 
 
+def running(up: dict[str, str]) -> services.Services:
+    return services.Services.model_validate_json((Path(up["RLVR_CACHE"]) / "services" / "up.json").read_text())
+
+
 def run_deployment(up: dict[str, str], overrides: list[str], *options: str) -> str:
     """`prefect deployment run rlvr/iterate`; the flow run's id."""
     parameters = json.dumps({"config": "arithmetic", "overrides": overrides})
@@ -152,9 +156,7 @@ def test_two_deployment_runs_continue_one_run_and_a_killed_worker_loses_nothing(
 
     killed = run_deployment(up, overrides)
     wait_until(lambda: "generate" in stages_done(store, 2), "iteration 2 has generated")
-    worker = services.Services.model_validate_json(
-        (Path(up["RLVR_CACHE"]) / "services" / "up.json").read_text()
-    ).processes[-1]
+    worker = running(up).processes[-1]
     assert worker.name == services.WORKER
     family = psutil.Process(worker.pid)
     for process in [family, *family.children(recursive=True)]:
@@ -173,6 +175,18 @@ def test_two_deployment_runs_continue_one_run_and_a_killed_worker_loses_nothing(
     )
     artifacts = api(up, "print(sorted({a.key for a in await client.read_artifacts()}))")
     assert artifacts == "['deployed-learning-curve', 'deployed-metrics', 'deployed-responses']"
+
+
+def test_no_server_can_be_reached_from_another_machine(up: dict[str, str]) -> None:
+    family = [psutil.Process(service.pid) for service in running(up).processes]
+    family += [child for process in family for child in process.children(recursive=True)]
+    listening = {
+        (connection.laddr.ip.removeprefix("::ffff:"), process.name())
+        for process in family
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert {address for address, _ in listening} == {services.HOST}, listening
 
 
 def train(overrides: list[str]) -> subprocess.Popen[str]:
