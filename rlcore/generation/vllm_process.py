@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-
 STEADY_HEAP = {
     # Buffers of some megabytes come and go with every batch. In the heap they leave holes, and it grows for as long
     # as the engine runs; mapped, they are gone when they are freed.
