@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from prefect.context import SyncClientContext
 from prefect.runtime import flow_run
 from prefect_ray import RayTaskRunner
 
@@ -24,16 +27,26 @@ def flow_run_name() -> str:
 
 
 class StageRunner(RayTaskRunner[Any]):
-    """A RayTaskRunner whose workers keep the settings they started with.
+    """A RayTaskRunner whose workers keep the settings they started with, and one client of Prefect's API.
 
-    They have the flow's environment, so the settings that Prefect sends with every task are those they have;
-    reading them again for each costs more than the rest of starting a task.
+    They have the flow's environment, so the settings that Prefect sends with every task are those they have.
+    Reading them again for every task, and making two clients with a certificate store each, costs more than the rest
+    of starting it.
     """
 
     @staticmethod
     def _run_prefect_task(*upstream: Any, context: dict[str, Any], **arguments: Any) -> Any:
         context.pop("settings_context")
+        _keep_client()
         return RayTaskRunner._run_prefect_task(*upstream, context=context, **arguments)
+
+
+@functools.cache
+def _keep_client() -> ExitStack:
+    """Prefect finds the client that was entered and makes none of its own; it is closed with the process."""
+    stack = ExitStack()
+    stack.enter_context(SyncClientContext())
+    return stack
 
 
 def stage_runner() -> StageRunner:
