@@ -28,7 +28,7 @@ from rlcore.store import RunStore
 AIM_GB = 10.0
 SAMPLE_SECONDS = 2.0
 WARM_UP = 5
-GB = 1e9
+MB, GB = 1e6, 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +101,24 @@ def label(command: Sequence[str]) -> str:
 def report(samples: list[Sample], ends: list[float]) -> None:
     """Print the table and the last line."""
     peak = max(samples, key=lambda sample: sample.total)
-    table = Table("processes", "at the peak, GB", "their own peak, GB")
+    spans = list(zip(ends[WARM_UP:], ends[WARM_UP + 1 :], strict=False))
+    during = [found for start, end in spans if (found := [s for s in samples if start < s.time <= end])]
+    table = Table("processes", "at the peak, GB", "their own peak, GB", "growth, MB an iteration")
     for name in sorted(peak.bytes_by_name, key=lambda name: -peak.bytes_by_name[name]):
         own = max(sample.bytes_by_name.get(name, 0) for sample in samples)
-        table.add_row(name, f"{peak.bytes_by_name[name] / GB:.2f}", f"{own / GB:.2f}")
+        growth = slope([max(s.bytes_by_name.get(name, 0) for s in iteration) for iteration in during])
+        table.add_row(name, f"{peak.bytes_by_name[name] / GB:.2f}", f"{own / GB:.2f}", f"{growth / MB:.1f}")
     Console().print(table)
-    spans = list(zip(ends[WARM_UP:], ends[WARM_UP + 1 :], strict=False))
-    during = [[s.total / GB for s in samples if start < s.time <= end] for start, end in spans]
-    peaks = [max(totals) for totals in during if totals]
-    growth = float(np.polyfit(range(len(peaks)), peaks, 1)[0]) if len(peaks) > 1 else 0.0
+    growth = slope([max(sample.total for sample in iteration) for iteration in during])
     print(
-        f"memory peak {peak.total / GB:.2f} GB (aim < {AIM_GB:.0f} GB), growing by {1000 * growth:.1f} MB an iteration "
-        f"over the last {len(peaks)}"
+        f"memory peak {peak.total / GB:.2f} GB (aim < {AIM_GB:.0f} GB), growing by {growth / MB:.1f} MB an iteration "
+        f"over the last {len(during)}"
     )
+
+
+def slope(values: Sequence[int]) -> float:
+    """Change from one value to the next, by least squares."""
+    return float(np.polyfit(range(len(values)), values, 1)[0]) if len(values) > 1 else 0.0
 
 
 if __name__ == "__main__":

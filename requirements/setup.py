@@ -23,7 +23,7 @@ PYTHON_VERSION = "3.11"
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 GB = 10**9
-MEMORY = 11 * GB
+MEMORY = 10 * GB
 """Most memory that the demo and the tests use at once."""
 RUN_DISK = 8 * GB
 """What the demo leaves under runs/: mostly checkpoints of 2 GB each."""
