@@ -108,6 +108,14 @@ def report(run: RunName) -> None:
 
 
 @app.command()
+def algorithms() -> None:
+    """Policy losses, advantages and presets, with their options and sources."""
+    from rlcore.catalogue import print_catalogue
+
+    print_catalogue(console)
+
+
+@app.command()
 def doctor() -> None:
     """What this machine has, and what will be used."""
     from flows.doctor import findings

@@ -1,8 +1,9 @@
 """The flow `rlvr`: one iteration of reinforcement learning with verifiable rewards.
 
-    sample ─► generate ─┬─► reward ───────┐
-                        ├─► ref_logprob ──┼─► advantage ─► update ─► sync ─┬─► evaluate    (when due)
-                        └─► old_logprob ──┘                                └─► checkpoint  (when due)
+    sample ─► generate ─┬─► reward ───────┬─► statistics
+                        ├─► ref_logprob ──┤
+                        ├─► old_logprob ──┼─► advantage ─► update ─► sync ─┬─► evaluate    (when due)
+                        └─► values ───────┘                                └─► checkpoint  (when due)
 
 Its flow run is the unit of retry: finished stages are read back from the run's ledger.
 """
@@ -41,13 +42,16 @@ async def rlvr(
         rewards = stages.reward.submit(it, prompts=prompts, rollouts=rollouts)
         reference = stages.ref_logprob.submit(it, rollouts=rollouts) if "ref_logprob" in planned else None
         old = stages.old_logprob.submit(it, rollouts=rollouts) if "old_logprob" in planned else None
-        batch = stages.advantage.submit(
-            it, rollouts=rollouts, rewards=rewards, old_logprobs=old, ref_logprobs=reference
-        )
+        values = stages.values.submit(it, rollouts=rollouts) if "values" in planned else None
+        sampled = {"rollouts": rollouts, "rewards": rewards, "old_logprobs": old, "ref_logprobs": reference}
+        before = it.previous_state
+        state = stages.statistics.submit(it, **sampled, previous=before) if "statistics" in planned else None
+        batch = stages.advantage.submit(it, **sampled, values=values, previous=before)
         updated = stages.update.submit(it, batch=batch)
         synced = stages.sync.submit(it, batch=batch, updated=updated)
         evaluated = stages.evaluate.submit(it, synced=synced) if "evaluate" in planned else None
-        saved = stages.checkpoint.submit(it, synced=synced) if "checkpoint" in planned else None
+        saved = stages.checkpoint.submit(it, synced=synced, state=state) if "checkpoint" in planned else None
 
-    await await_stages(prompts, rollouts, rewards, reference, old, batch, updated, synced, evaluated, saved)
+    await await_stages(prompts, rollouts, rewards, reference, old, values, state)
+    await await_stages(batch, updated, synced, evaluated, saved)
     return await publish(it)

@@ -26,6 +26,7 @@ def train_here(settings: Config, config: str, overrides: list[str], console: Con
         FileNotFoundError, DatasetError, ServiceError, RunConflict: before the training started.
     """
     model_directory(settings.model)
+    model_directory(settings.critic_model, key="critic.path")
     check_datasets(settings)
     directory = open_run(config, overrides)[1].directory
     started = time.monotonic()

@@ -12,6 +12,12 @@ import pandera.polars as pa
 import polars as pl
 from pandera.errors import SchemaError, SchemaErrors
 
+DROP_REASONS = ("empty_response", "no_reward", "group_mean", "no_variance", "history", "difficulty", "overlong")
+"""Why a response does not train (rlcore.shaping.masks). One to which several apply has the first."""
+
+GREEDY = "#greedy"
+"""Ends the sample_id of the response that a prompt's others are compared with. It is graded, and does not train."""
+
 TOKENS = {"inner": pl.Int32()}
 FLOATS = {"inner": pl.Float32()}
 MESSAGE = pl.Struct({"role": pl.String, "content": pl.String})
@@ -52,7 +58,7 @@ class PromptBatch(Batch):
 
 
 class RolloutBatch(Batch):
-    """One row per response. `sample_id` is `{prompt_id}#{index in the group}`."""
+    """One row per response. `sample_id` is `{prompt_id}#{index in the group}`, or with GREEDY behind the prompt."""
 
     _key: ClassVar[str] = "sample_id"
     _per_token: ClassVar[tuple[str, ...]] = ("response_ids", "loss_mask", "rollout_logprobs", "policy_versions")
@@ -104,6 +110,17 @@ class LogprobBatch(Batch):
     logprobs: pl.List = pa.Field(dtype_kwargs=FLOATS)
 
 
+class ValueBatch(Batch):
+    """One row per response: what the critic expects from each of its tokens on."""
+
+    _key: ClassVar[str] = "sample_id"
+    _per_token: ClassVar[tuple[str, ...]] = ("values",)
+
+    sample_id: str = pa.Field(unique=True)
+    values: pl.List = pa.Field(dtype_kwargs=FLOATS)
+    """V of the state before each token."""
+
+
 class TrainBatch(Batch):
     """One row per response, with everything that the update reads."""
 
@@ -114,6 +131,7 @@ class TrainBatch(Batch):
         "rollout_logprobs",
         "old_logprobs",
         "ref_logprobs",
+        "values",
         "advantages",
         "returns",
     )
@@ -126,10 +144,16 @@ class TrainBatch(Batch):
     old_logprobs: pl.List = pa.Field(dtype_kwargs=FLOATS)
     ref_logprobs: pl.List = pa.Field(dtype_kwargs=FLOATS, nullable=True)
     """Null as a whole where no reference model is used."""
+    values: pl.List = pa.Field(dtype_kwargs=FLOATS, nullable=True)
+    """The critic's, before the update; null as a whole where there is none."""
     advantages: pl.List = pa.Field(dtype_kwargs=FLOATS)
     returns: pl.List = pa.Field(dtype_kwargs=FLOATS)
+    raw_reward: float = pa.Field(nullable=True)
+    """The graders', null where they gave none."""
+    score: float
+    """What the response is worth to the advantage estimator, before it is spread over its tokens."""
     sample_weight: float = pa.Field(ge=0)
-    drop_reason: str = pa.Field(nullable=True, isin=["no_reward", "no_variance", "empty_response"])
+    drop_reason: str = pa.Field(nullable=True, isin=DROP_REASONS)
     """Why this row does not train (its loss mask is all False then); null if it does."""
 
 
@@ -153,8 +177,14 @@ class EvalBatch(Batch):
 
 
 SCHEMAS: dict[str, type[Batch]] = {
-    schema.__name__: schema for schema in (PromptBatch, RolloutBatch, RewardBatch, LogprobBatch, TrainBatch, EvalBatch)
+    schema.__name__: schema
+    for schema in (PromptBatch, RolloutBatch, RewardBatch, LogprobBatch, ValueBatch, TrainBatch, EvalBatch)
 }
+
+
+def is_greedy() -> pl.Expr:
+    """Whether a response of a RolloutBatch is a greedy one."""
+    return pl.col("sample_id").str.ends_with(GREEDY)
 
 
 def key_column(schema: type[Batch]) -> str:

@@ -65,7 +65,10 @@ def compose(name: str, overrides: Sequence[str] = ()) -> Config:
     except HydraException as error:
         raise ConfigError(f"configuration {name}: {str(error).strip().splitlines()[0]}") from None
     settings = [override for override in parsed if override.key_or_group not in groups]
-    return _with_absolute_paths(_validate(values, f"configuration {name}", partial(_origin, settings, files)))
+    origin = partial(_origin, settings, files)
+    config = _validate(values, f"configuration {name}", origin)
+    _check_algorithms(config, f"configuration {name}", origin)
+    return _with_absolute_paths(config)
 
 
 def dump(config: Config) -> str:
@@ -187,11 +190,28 @@ def _validate(values: Any, name: str, origin: Origin) -> Config:
         raise ConfigError(f"{name}:\n{describe(error, Config, origin)}") from None
 
 
+def _check_algorithms(config: Config, name: str, origin: Origin) -> None:
+    # Here, because it reads the algorithms themselves, and those need torch.
+    from rlcore.algorithm_check import problems
+
+    lines = []
+    for key, problem in problems(config.algorithm):
+        where = origin(("algorithm", *key.split(".")))
+        lines.append(f"  algorithm.{key}{f' ({where})' if where else ''}: {problem}")
+    if lines:
+        raise ConfigError("\n".join([f"{name}:", *lines]))
+
+
 def _with_absolute_paths(config: Config) -> Config:
     data = {"train": [*map(_absolute, config.data.train)], "held_out": [*map(_absolute, config.data.held_out)]}
     model = {"path": _absolute(config.model.path)}
+    critic = {"path": config.critic.path and _absolute(config.critic.path)}
     return config.model_copy(
-        update={"data": config.data.model_copy(update=data), "model": config.model.model_copy(update=model)}
+        update={
+            "data": config.data.model_copy(update=data),
+            "model": config.model.model_copy(update=model),
+            "critic": config.critic.model_copy(update=critic),
+        }
     )
 
 

@@ -11,16 +11,10 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-Probability = Annotated[float, Field(ge=0.0, le=1.0)]
-Positive = Annotated[int, Field(gt=0)]
-
-
-class Section(BaseModel):
-    """A frozen group of settings that refuses unknown keys. A number where a text belongs is that text (`run=1`)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), coerce_numbers_to_str=True)
+from rlcore.section import NonNegative, Positive, Probability, Section
+from rlcore.shaping.settings import MaskConfig, RewardConfig, ShapingConfig, keeps_state
 
 
 class ModelConfig(Section):
@@ -64,44 +58,110 @@ class RolloutConfig(Section):
     """Both sides' log-probabilities are of the distribution at this temperature."""
 
 
-class RewardConfig(Section):
-    """How the responses of one domain are graded."""
+KLKind = Literal["k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"]
+Option = bool | int | float | str | None
 
-    grader: Literal["math", "reasoning_gym", "format"]
-    timeout_seconds: Annotated[float, Field(gt=0.0)] = 10.0
-    """Hard limit for one response; the grader process is killed at it."""
+
+class RolloutCorrectionConfig(Section):
+    """Weights π_old/μ for the token losses: the trainer's policy before the update against the engine's."""
+
+    level: Literal["token", "geometric", "sequence"] = "token"
+    mode: Literal["truncate", "mask"] = "truncate"
+    low: NonNegative = 0.5
+    """Lower bound of `mask`."""
+    high: Annotated[float, Field(gt=0.0)] = 2.0
 
 
 class AlgorithmConfig(Section):
-    """Advantage estimator, policy loss, and regularisation."""
+    """Advantage estimator, policy loss, and regularisation. `rlvr algorithms` lists the names and their options."""
 
-    adv_estimator: Literal["grpo", "reinforce"] = "grpo"
-    policy_loss: Literal["ppo", "reinforce"] = "ppo"
-    pg_clip_low: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
-    pg_clip_high: Annotated[float, Field(ge=0.0)] = 0.2
+    adv_estimator: str = "grpo"
+    """gae: the critic and its stage exist. remax: every prompt has a greedy response too."""
+    adv_estimator_options: dict[str, Option] = Field(default_factory=dict)
+    policy_loss: str = "ppo"
+    policy_loss_options: dict[str, Option] = Field(default_factory=dict)
+    """Those of the loss that have no key of their own here."""
+    pg_clip_low: NonNegative | None = None
+    """The loss's clip_low. Null: what the loss itself takes."""
+    pg_clip_high: NonNegative | None = None
     dual_clip: Annotated[float, Field(gt=1.0)] | None = None
     loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
         "token-mean"
     )
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
     """Denominator of the ratio: the engine's log-probabilities, or the trainer's before the update."""
-    gamma: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
+    rollout_correction: RolloutCorrectionConfig | None = None
+    gamma: Probability = 1.0
     """Discount of the token rewards; the response's own score is the reward of its last token."""
-    init_kl_coef: Annotated[float, Field(ge=0.0)] = 0.0
+    lambd: Probability = 0.95
+    """λ of generalised advantage estimation: 1 trusts the rewards alone, 0 the critic's next value."""
+    whiten_advantages: bool = False
+    """Zero mean and unit variance over the tokens of the batch."""
+    advantage_clip: Annotated[float, Field(gt=0.0)] | None = None
+    """Largest |advantage| of a token, after whitening."""
+    init_kl_coef: NonNegative = 0.0
     """KL penalty in the token rewards. Not 0: the reference model and its stage exist."""
-    kl_penalty: Literal["k1", "abs", "k2", "k3"] = "k1"
-    kl_loss_coef: Annotated[float, Field(ge=0.0)] = 0.0
+    kl_penalty: KLKind = "k1"
+    target_kl: Annotated[float, Field(gt=0.0)] | None = None
+    """Mean KL of a token that the penalty's coefficient is steered to, once an iteration. Null: it stays."""
+    kl_horizon: Positive = 10000
+    """Responses in which the coefficient changes by a fifth at most."""
+    kl_loss_coef: NonNegative = 0.0
     """KL penalty in the loss. Not 0: the reference model and its stage exist."""
-    kl_loss_type: Literal["k1", "abs", "k2", "k3"] = "k3"
-    entropy_loss_coef: Annotated[float, Field(ge=0.0)] = 0.0
-    drop_zero_variance_groups: bool = True
-    """Leave groups whose responses all earned the same reward out of the update: their advantages are 0."""
+    kl_loss_type: KLKind = "k3"
+    entropy_loss_coef: NonNegative = 0.0
+    difficulty_loss_weight: bool = False
+    """Responses to prompts that are mostly failed weigh more in the loss."""
+    length_loss_weight: bool = False
+    """Long responses weigh less in the loss."""
+    shaping: ShapingConfig = ShapingConfig()
+    """Of the rewards of every domain that has none of its own (rewards.DOMAIN.shaping)."""
+    masks: MaskConfig = MaskConfig()
     ppo_epochs: Positive = 1
-    """Optimizer steps on one iteration's batch."""
+    """How often an update goes through one iteration's batch."""
+    mini_batches: Positive = 1
+    """Optimizer steps of one epoch, the critic's too: each trains on its part of the responses."""
+
+    @model_validator(mode="after")
+    def _every_setting_is_read(self) -> AlgorithmConfig:
+        if self.target_kl is not None and self.init_kl_coef == 0:
+            raise ValueError("target_kl steers the KL penalty in the rewards: set init_kl_coef, where it starts")
+        if self.rollout_correction is not None and self.old_logprobs == "rollout":
+            raise ValueError("rollout_correction compares π_old with the engine's: set old_logprobs=recompute")
+        return self
 
     @property
     def uses_reference(self) -> bool:
         return self.init_kl_coef > 0 or self.kl_loss_coef > 0
+
+    @property
+    def uses_critic(self) -> bool:
+        return self.adv_estimator == "gae"
+
+    @property
+    def uses_greedy_baseline(self) -> bool:
+        return self.adv_estimator == "remax"
+
+    @property
+    def loss_options(self) -> dict[str, Option]:
+        """All options of the policy loss that are set."""
+        clips = {"clip_low": self.pg_clip_low, "clip_high": self.pg_clip_high, "dual_clip": self.dual_clip}
+        return {name: value for name, value in clips.items() if value is not None} | self.policy_loss_options
+
+
+class CriticConfig(Section):
+    """The critic, where the advantages need one. What is not here it shares with the policy's trainer."""
+
+    path: str | None = None
+    """A Hugging Face model directory with the policy's tokenizer, whose model gets a value head. Null: the policy's."""
+    learning_rate: Annotated[float, Field(gt=0.0)] = 1e-5
+    max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
+    value_clip: Annotated[float, Field(gt=0.0)] | None = 0.2
+    """How far from the batch's value the loss rewards a value to move. Null: as far as it will."""
+    epochs: Positive = 1
+    """How often an update goes through one iteration's batch."""
+    warmup_iterations: Annotated[int, Field(ge=0)] = 0
+    """In the first so many iterations only the critic trains."""
 
 
 class TrainerConfig(Section):
@@ -127,7 +187,7 @@ class HardwareConfig(Section):
     max_num_seqs: Positive = 256
     """Requests that the engine decodes at once."""
     trainer_gpus: Annotated[float, Field(ge=0.0)] = 0.0
-    """GPUs that Ray reserves for each trainer rank, the reference included. Fractions share one."""
+    """GPUs that Ray reserves for each trainer rank, reference and critic included. Fractions share one."""
     engine_gpus: Annotated[float, Field(ge=0.0)] = 0.0
 
 
@@ -171,8 +231,9 @@ class Config(Section):
     data: DataConfig
     rollout: RolloutConfig
     rewards: dict[str, RewardConfig]
-    """Domain to grader."""
+    """Domain to how it is graded."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    critic: CriticConfig = CriticConfig()
     trainer: TrainerConfig = TrainerConfig()
     hardware: HardwareConfig
     sync: SyncConfig = SyncConfig()
@@ -187,10 +248,50 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _shaping_fits_the_rollouts(self) -> Config:
+        longest, algorithm = self.rollout.response_length, self.algorithm
+        for domain, shaping in self.shaping.items():
+            if shaping.overlong is not None and shaping.overlong.buffer_length > longest:
+                raise ValueError(
+                    f"overlong.buffer_length of domain {domain} is {shaping.overlong.buffer_length}, but "
+                    f"rollout.response_length only {longest}: the penalty would start below 0 tokens"
+                )
+            if algorithm.uses_greedy_baseline and (shaping.norm_mean_type, shaping.norm_std_type) != ("none", "none"):
+                raise ValueError(
+                    f"remax compares rewards with a greedy response's, so they cannot be normalised (domain {domain}): "
+                    "leave norm_mean_type and norm_std_type at none"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _kl_horizon_covers_a_batch(self) -> Config:
+        responses = self.rollout.rollout_batch_size * self.rollout.num_return_sequences_in_group
+        if self.algorithm.target_kl is not None and responses > self.algorithm.kl_horizon:
+            raise ValueError(
+                f"algorithm.kl_horizon is {self.algorithm.kl_horizon} responses, less than one iteration's {responses}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _evaluation_needs_prompts(self) -> Config:
         if self.eval_steps > 0 and not self.data.held_out:
             raise ValueError("eval_steps is not 0, but data.held_out names no file: add one, or set eval_steps=0")
         return self
+
+    @property
+    def shaping(self) -> dict[str, ShapingConfig]:
+        """How rewards are shaped, by domain."""
+        return {domain: reward.shaping or self.algorithm.shaping for domain, reward in self.rewards.items()}
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether an iteration's numbers depend on those of the iterations before, beside the weights."""
+        return self.algorithm.target_kl is not None or keeps_state(self.shaping, self.algorithm.masks)
+
+    @property
+    def critic_model(self) -> ModelConfig:
+        """What the critic starts from."""
+        return self.model.model_copy(update={"path": self.critic.path or self.model.path})
 
     @property
     def run_url(self) -> str:
@@ -208,8 +309,8 @@ class Config(Section):
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def model_directory(config: ModelConfig) -> Path:
-    """The model's directory, checked.
+def model_directory(config: ModelConfig, key: str = "model.path") -> Path:
+    """The model's directory, checked. `key` is what set its path.
 
     Raises:
         FileNotFoundError: the directory or its config.json is not there.
@@ -217,7 +318,7 @@ def model_directory(config: ModelConfig) -> Path:
     directory = Path(config.path).expanduser()
     if not (directory / "config.json").is_file():
         raise FileNotFoundError(
-            f"model.path: {directory} is not a Hugging Face model directory (no config.json). "
-            "`make model` makes the default one; `model.path=DIR` takes any other."
+            f"{key}: {directory} is not a Hugging Face model directory (no config.json). "
+            f"`make model` makes the default one; `{key}=DIR` takes any other."
         )
     return directory

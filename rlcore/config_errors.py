@@ -72,20 +72,20 @@ def _lower_first(text: str) -> str:
 
 
 def _section(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
-    """The model of the section at a path, through sections and dictionaries of sections."""
+    """The model of the section at a path, through sections, and dictionaries and lists of sections."""
     section: type[BaseModel] | None = model
     keys = iter(path)
     for key in keys:
         field = section.model_fields.get(key) if section else None
         section = _model_of(field.annotation) if field else None
-        if field and get_origin(field.annotation) is dict:
+        if field and get_origin(field.annotation) in (dict, tuple):
             next(keys, None)
     return section
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
-    """The section a field holds, itself or as a dictionary's or optional's value."""
-    if get_origin(annotation) in (dict, Union, types.UnionType, Annotated):
+    """The section a field holds, itself or as the value of a dictionary, a list or an optional."""
+    if get_origin(annotation) in (dict, tuple, Union, types.UnionType, Annotated):
         return next(filter(None, map(_model_of, get_args(annotation))), None)
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
@@ -95,5 +95,5 @@ def _keys(model: type[BaseModel], prefix: Path = ()) -> Iterator[Path]:
     for name, field in model.model_fields.items():
         yield (*prefix, name)
         section = _model_of(field.annotation)
-        if section and get_origin(field.annotation) is not dict:
+        if section and get_origin(field.annotation) not in (dict, tuple):
             yield from _keys(section, (*prefix, name))

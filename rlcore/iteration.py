@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlcore.config import Config
 from rlcore.plan import Plan, plan_iteration
-from rlcore.store import RunStore
+from rlcore.store import BatchRef, RunStore, StoreError
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,20 @@ class Iteration:
     @property
     def plan(self) -> Plan:
         return plan_iteration(self.config, self.number)
+
+    @property
+    def previous_state(self) -> BatchRef | None:
+        """The run's state after the iteration before; None in the first, and where no iteration needs it.
+
+        Raises:
+            StoreError: it is not in the ledger.
+        """
+        if "statistics" not in self.plan or self.number == 1:
+            return None
+        entry = self.store.find(self.number - 1, "statistics")
+        if entry is None:
+            raise StoreError(f"{self.store.url}: the statistics of iteration {self.number - 1} are not in the ledger")
+        return entry.output
 
     @property
     def rollout_version(self) -> int:

@@ -12,11 +12,13 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "reward": ("sample", "generate"),
     "ref_logprob": ("generate",),
     "old_logprob": ("generate",),
-    "advantage": ("generate", "reward", "old_logprob", "ref_logprob"),
+    "values": ("generate",),
+    "statistics": ("generate", "reward", "old_logprob", "ref_logprob"),
+    "advantage": ("generate", "reward", "old_logprob", "ref_logprob", "values"),
     "update": ("advantage",),
     "sync": ("advantage", "update"),
     "evaluate": ("sync",),
-    "checkpoint": ("sync",),
+    "checkpoint": ("sync", "statistics"),
 }
 """Every stage, in the order in which it is submitted, with the stages whose outputs it reads."""
 
@@ -56,6 +58,10 @@ def plan_iteration(config: Config, iteration: int) -> Plan:
         absent.add("ref_logprob")
     if config.algorithm.old_logprobs == "rollout":
         absent.add("old_logprob")
+    if not config.algorithm.uses_critic:
+        absent.add("values")
+    if not config.keeps_state:
+        absent.add("statistics")
     if not is_due(config.eval_steps, iteration, config.iterations):
         absent.add("evaluate")
     if iteration != config.iterations and not is_due(config.save_steps, iteration, config.iterations):

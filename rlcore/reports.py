@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlcore.shaping.state import ShapingState
 from rlcore.store import Report
 
 
@@ -12,9 +13,11 @@ class UpdateReport(Report):
     policy_version: int
     optimizer_steps: int
     skipped: bool
-    """Nothing in the batch trained; the weights are as they were."""
+    """Nothing in the batch trained, or only the critic; the policy's weights are as they were."""
     seconds: float
     metrics: dict[str, float]
+    critic: UpdateReport | None = None
+    """What the critic's optimizer steps report; null where there is no critic."""
 
 
 class SyncReport(Report):
@@ -40,4 +43,16 @@ class CheckpointReport(Report):
     seconds: float
 
 
-REPORTS: dict[str, type[Report]] = {report.__name__: report for report in (UpdateReport, SyncReport, CheckpointReport)}
+class RunState(Report):
+    """What an iteration takes over from those before it, beside the weights: the state after one."""
+
+    iteration: int
+    shaping: ShapingState
+    """Running statistics of the rewards, histories of the prompts."""
+    kl_coef: float | None = None
+    """Of the next iteration's KL penalty; null: the configuration's."""
+
+
+REPORTS: dict[str, type[Report]] = {
+    report.__name__: report for report in (UpdateReport, SyncReport, CheckpointReport, RunState)
+}

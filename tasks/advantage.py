@@ -6,17 +6,22 @@ import polars as pl
 
 from rlcore.batches import TrainBatch
 from rlcore.iteration import Iteration
+from rlcore.reports import RunState
 from rlcore.train_batch import assemble_train_batch
 from tasks.stage import stage
 
 
-@stage(reads=("algorithm",), writes=TrainBatch, to="train")
+@stage(reads=("algorithm", "rewards", "rollout.response_length"), writes=TrainBatch, to="train")
 def advantage(
     iteration: Iteration,
     rollouts: pl.DataFrame,
     rewards: pl.DataFrame,
     old_logprobs: pl.DataFrame | None = None,
     ref_logprobs: pl.DataFrame | None = None,
+    values: pl.DataFrame | None = None,
+    previous: RunState | None = None,
 ) -> pl.DataFrame:
     """Rewards to advantages, joined with everything else that the update reads."""
-    return assemble_train_batch(rollouts, rewards, old_logprobs, ref_logprobs, iteration.config.algorithm)
+    return assemble_train_batch(
+        iteration.config, iteration.number, rollouts, rewards, old_logprobs, ref_logprobs, values, previous
+    )

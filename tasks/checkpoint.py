@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from rlcore.cluster.checkpoints import save_checkpoint
-from rlcore.cluster.policy import trainer_at
+from rlcore.cluster.policy import critic_at, trainer_at
 from rlcore.iteration import Iteration
-from rlcore.reports import CheckpointReport, SyncReport
+from rlcore.reports import CheckpointReport, RunState, SyncReport
 from tasks.stage import stage
 
 
 @stage(reads=("model",), writes=CheckpointReport, to="checkpoint")
-def checkpoint(iteration: Iteration, synced: SyncReport) -> CheckpointReport:
-    """Publish checkpoints/{iteration:06d}: Megatron's state, the Hugging Face directory, and a MANIFEST of both."""
-    trainer = trainer_at(iteration.config, iteration.store, synced.policy_version)
-    return save_checkpoint(trainer, iteration.store, synced.policy_version, keep=iteration.config.save_total_limit)
+def checkpoint(iteration: Iteration, synced: SyncReport, state: RunState | None = None) -> CheckpointReport:
+    """Publish checkpoints/{iteration:06d}: Megatron's state and the run's, the Hugging Face directory, a MANIFEST."""
+    config, store, version = iteration.config, iteration.store, synced.policy_version
+    trainer = trainer_at(config, store, version)
+    critic = critic_at(config, store, version) if config.algorithm.uses_critic else None
+    return save_checkpoint(trainer, critic, state, store, version, keep=config.save_total_limit)

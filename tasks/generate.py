@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import polars as pl
 
-from rlcore.batches import RolloutBatch
+from rlcore.batches import GREEDY, RolloutBatch
 from rlcore.cluster.policy import engine_at
-from rlcore.generation.requests import group_requests, rollout_batch
+from rlcore.generation.requests import greedy_requests, group_requests, rollout_batch
 from rlcore.iteration import Iteration
 from tasks.stage import stage
 
 
-@stage(reads=("model", "rollout"), writes=RolloutBatch, to="rollouts")
+@stage(reads=("model", "rollout", "algorithm.adv_estimator"), writes=RolloutBatch, to="rollouts")
 def generate(iteration: Iteration, prompts: pl.DataFrame) -> pl.DataFrame:
-    """`num_return_sequences_in_group` responses to every prompt, sampled by the engine."""
-    engine = engine_at(iteration.config, iteration.store, iteration.rollout_version)
-    generations = engine.generate(group_requests(prompts, iteration.config.rollout))
-    return rollout_batch(prompts, generations)
+    """`num_return_sequences_in_group` responses to every prompt, sampled by the engine; a greedy one for ReMax."""
+    config = iteration.config
+    requests = group_requests(prompts, config.rollout)
+    if config.algorithm.uses_greedy_baseline:
+        requests += greedy_requests(prompts, config.rollout, suffix=GREEDY)
+    engine = engine_at(config, iteration.store, iteration.rollout_version)
+    return rollout_batch(prompts, engine.generate(requests))

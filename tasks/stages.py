@@ -7,8 +7,10 @@ from tasks.generate import generate
 from tasks.logprobs import old_logprob, ref_logprob
 from tasks.reward import reward
 from tasks.sample import sample
+from tasks.statistics import statistics
 from tasks.sync import sync
 from tasks.update import update
+from tasks.values import values
 
 __all__ = [
     "advantage",
@@ -19,6 +21,8 @@ __all__ = [
     "ref_logprob",
     "reward",
     "sample",
+    "statistics",
     "sync",
     "update",
+    "values",
 ]

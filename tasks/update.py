@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlcore.cluster.policy import trainer_for_update
+from rlcore.cluster.policy import critic_for_update, trainer_for_update
 from rlcore.iteration import Iteration
 from rlcore.reports import UpdateReport
 from rlcore.store import BatchRef
@@ -10,11 +10,16 @@ from tasks.stage import stage
 
 
 @stage(
-    reads=("model", "algorithm", "trainer", "rollout.temperature", "rollout.response_length"),
+    reads=("seed", "model", "algorithm", "critic", "trainer", "rollout.temperature", "rollout.response_length"),
     writes=UpdateReport,
     to="update",
 )
 def update(iteration: Iteration, batch: BatchRef) -> UpdateReport:
-    """Train on the batch. The trainer knows it by its digest and does not step on it twice."""
-    trainer = trainer_for_update(iteration.config, iteration.store, iteration.number)
-    return trainer.update(iteration.number, batch.sha256, iteration.store.read_batch(batch))
+    """Train on the batch, the critic before the policy. Both know it by its digest and do not step on it twice."""
+    config, store, number = iteration.config, iteration.store, iteration.number
+    rows = store.read_batch(batch)
+    fitted = None
+    if config.algorithm.uses_critic:
+        fitted = critic_for_update(config, store, number).update(number, batch.sha256, rows)
+    updated = trainer_for_update(config, store, number).update(number, batch.sha256, rows)
+    return updated.model_copy(update={"critic": fitted})

@@ -117,7 +117,7 @@ def test_a_wrong_value_in_a_group_file_is_refused_with_its_line(project: Path) -
     (project / "configs/algorithm").mkdir()
     (project / "configs/algorithm/mine.yaml").write_text("adv_estimator: grpo\npolicy_loss: ppoo\n")
     (project / "configs/run.yaml").write_text("defaults:\n  - arithmetic\n  - override algorithm: mine\n  - _self_\n")
-    problem = "algorithm.policy_loss (configs/algorithm/mine.yaml:2): 'ppoo' is not one of 'ppo' or 'reinforce'"
+    problem = "algorithm.policy_loss (configs/algorithm/mine.yaml:2): no policy loss 'ppoo'; did you mean 'ppo'? there "
     assert problem in refusal(name="run")
 
 
@@ -136,10 +136,10 @@ def test_a_wrong_value_is_refused_with_what_is_allowed() -> None:
 
 
 def test_all_problems_are_told_at_once() -> None:
-    text = refusal("seeed=3", "rollout.temperature=0", "algorithm.policy_loss=ppoo")
+    text = refusal("seeed=3", "rollout.temperature=0", "algorithm.loss_agg_mode=mean")
     assert [line.split()[0] for line in text.splitlines()[1:]] == [
         "rollout.temperature",
-        "algorithm.policy_loss",
+        "algorithm.loss_agg_mode",
         "seeed",
     ]
 
@@ -162,7 +162,7 @@ def test_an_unknown_configuration_is_refused_with_those_that_are_there() -> None
 
 
 def test_an_unknown_option_is_refused_with_those_that_are_there(project: Path) -> None:
-    assert "no algorithm 'gropo'; did you mean grpo? there are: grpo, grpo_kl, reinforce" in refusal("algorithm=gropo")
+    assert "no algorithm 'gropo'; did you mean grpo? there are: cispo, dapo, " in refusal("algorithm=gropo")
     (project / "configs/mine.yaml").write_text("defaults:\n  - hardware: cpu-2-core\n")
     assert "no hardware 'cpu-2-core'; did you mean cpu-2-cores?" in refusal(name="mine")
 

@@ -23,6 +23,12 @@ def test_old_logprobs_are_planned_where_they_are_recomputed() -> None:
     assert plan.inputs["advantage"] == ("generate", "reward", "old_logprob")
 
 
+def test_values_are_planned_where_the_advantages_need_a_critic() -> None:
+    plan = plan_iteration(compose("arithmetic", ["algorithm.adv_estimator=gae"]), 1)
+    assert plan.inputs["values"] == ("generate",)
+    assert plan.inputs["advantage"] == ("generate", "reward", "values")
+
+
 @pytest.mark.parametrize("every, due", [(5, [5, 10, 12]), (0, []), (1, list(range(1, 13)))])
 def test_periodic_stages_are_due_every_so_often_and_at_the_end(every: int, due: list[int]) -> None:
     assert [iteration for iteration in range(1, 13) if is_due(every, iteration, last=12)] == due

@@ -9,10 +9,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """Per-token tensors of one micro-batch, all (B, T).
+    """Tensors of one micro-batch: (B, T), `sequence_rewards` (B,).
 
     Raises:
-        ValueError: a tensor has another shape than `logprobs`.
+        ValueError: a tensor has another shape.
     """
 
     logprobs: Tensor
@@ -22,9 +22,24 @@ class LossInputs:
     advantages: Tensor
     mask: Tensor
     """1 (or True) where a token trains."""
+    rollout_logprobs: Tensor | None = None
+    """log μ, as the engine that generated reported it. One that is not finite is of a token nobody can correct for."""
+    sequence_rewards: Tensor | None = None
+    entropy: Tensor | None = None
+    """Of the distribution at each position, in nats."""
+    selected: Tensor | None = None
+    """True where `batch_selection` chose the token among those of the whole batch."""
 
     def __post_init__(self) -> None:
-        for name in ("old_logprobs", "advantages", "mask"):
-            shape = tuple(getattr(self, name).shape)
-            if shape != tuple(self.logprobs.shape):
-                raise ValueError(f"LossInputs.{name} has shape {shape}, logprobs has {tuple(self.logprobs.shape)}")
+        shape = tuple(self.logprobs.shape)
+        for name in ("old_logprobs", "advantages", "mask", "rollout_logprobs", "entropy", "selected"):
+            self._check(name, shape)
+        self._check("sequence_rewards", shape[:1])
+
+    def _check(self, name: str, expected: tuple[int, ...]) -> None:
+        values = getattr(self, name)
+        if values is not None and tuple(values.shape) != expected:
+            raise ValueError(
+                f"LossInputs.{name} has shape {tuple(values.shape)}, with logprobs {tuple(self.logprobs.shape)} "
+                f"it has to be {expected}"
+            )

@@ -1,4 +1,4 @@
-"""The policy at the version that a stage needs, in the trainer and in the engine.
+"""Policy and critic at the version that a stage needs, in the trainer, the critic's ranks and the engine.
 
 A stage that is done in the ledger need not be in any process's memory any more: actors die, and
 clusters are started anew. Before a stage uses an actor, it is brought to the version here: restored
@@ -9,9 +9,21 @@ from __future__ import annotations
 
 import logging
 
+from rlcore.cluster.checkpoints import state_directory
 from rlcore.cluster.engine import EngineHandle, engine
 from rlcore.cluster.residents import end
-from rlcore.cluster.trainer import TrainerGroup, rank_names, trainer_group
+from rlcore.cluster.trainer import (
+    CRITIC,
+    REFERENCE,
+    TRAINER,
+    CriticGroup,
+    G,
+    RankGroup,
+    Role,
+    TrainerGroup,
+    rank_group,
+    rank_names,
+)
 from rlcore.cluster.transfer import transfer_weights
 from rlcore.config import Config
 from rlcore.store import RunStore, StoreError
@@ -26,30 +38,44 @@ def trainer_at(config: Config, store: RunStore, policy_version: int) -> TrainerG
     Raises:
         StoreError: an update before it is not in the ledger.
     """
-    return _trainer_between(config, store, policy_version, policy_version)
+    return _between(TRAINER, config, store, policy_version, policy_version)
 
 
 def trainer_for_update(config: Config, store: RunStore, iteration: int) -> TrainerGroup:
     """The trainer, ready for update `iteration`, or past it if it died after stepping and before the ledger knew."""
-    return _trainer_between(config, store, iteration - 1, iteration)
+    return _between(TRAINER, config, store, iteration - 1, iteration)
 
 
-def _trainer_between(config: Config, store: RunStore, lowest: int, highest: int) -> TrainerGroup:
+def critic_at(config: Config, store: RunStore, policy_version: int) -> CriticGroup:
+    """The critic with as many updates applied as the policy of that version has.
+
+    Raises:
+        StoreError: an update before it is not in the ledger.
+    """
+    return _between(CRITIC, config, store, policy_version, policy_version)
+
+
+def critic_for_update(config: Config, store: RunStore, iteration: int) -> CriticGroup:
+    """The critic, ready for update `iteration`, or past it as `trainer_for_update`."""
+    return _between(CRITIC, config, store, iteration - 1, iteration)
+
+
+def _between(role: Role[G], config: Config, store: RunStore, lowest: int, highest: int) -> G:
     # Stages that run at the same time, such as evaluate and checkpoint, must not both restore it.
-    with store.lock("trainer"):
-        group = trainer_group(config, store.run_id, trainable=True)
+    with store.lock(role.name):
+        group = rank_group(role, config, store.run_id)
         version = group.policy_version()
         if version is None or version > highest:
-            logger.warning("the trainer holds version %s, %d is needed: it is made anew", version, highest)
-            end(rank_names(config, trainable=True), store.run_id)
-            group = trainer_group(config, store.run_id, trainable=True)
+            logger.warning("the %s holds version %s, %d is needed: it is made anew", role.name, version, highest)
+            end(rank_names(role, config), store.run_id)
+            group = rank_group(role, config, store.run_id)
             version = group.policy_version()
         if version is None or version < lowest:
-            _restore(group, store, lowest)
+            _restore(group, role, store, lowest)
         return group
 
 
-def _restore(group: TrainerGroup, store: RunStore, policy_version: int) -> None:
+def _restore(group: RankGroup, role: Role[G], store: RunStore, policy_version: int) -> None:
     """Newest good checkpoint, then the recorded updates after it."""
     version = group.policy_version() or 0
     for checkpoint in reversed(published(store.directory / "checkpoints")):
@@ -60,8 +86,8 @@ def _restore(group: TrainerGroup, store: RunStore, policy_version: int) -> None:
         except CheckpointDamaged as damage:
             logger.warning("%s; the one before it is used", damage)
             continue
-        logger.info("trainer restored from %s", checkpoint)
-        group.load_checkpoint(str(checkpoint / "megatron"))
+        logger.info("%s restored from %s", role.name, checkpoint)
+        group.load_checkpoint(str(state_directory(checkpoint, role)))
         version = int(checkpoint.name)
         break
     for iteration in range(version + 1, policy_version + 1):
@@ -70,7 +96,7 @@ def _restore(group: TrainerGroup, store: RunStore, policy_version: int) -> None:
             raise StoreError(
                 f"{store.url}/ledger.jsonl has no update {iteration}: version {policy_version} cannot be restored"
             )
-        logger.info("trainer replays update %d", iteration)
+        logger.info("%s replays update %d", role.name, iteration)
         train_batch = entry.inputs["batch"]
         group.update(iteration, train_batch.sha256, store.read_batch(train_batch))
 
@@ -90,4 +116,4 @@ def engine_at(config: Config, store: RunStore, policy_version: int) -> EngineHan
 
 def reference(config: Config, store: RunStore) -> TrainerGroup:
     """The model as it was at the start, frozen."""
-    return trainer_group(config, store.run_id, trainable=False)
+    return rank_group(REFERENCE, config, store.run_id)

@@ -1,4 +1,4 @@
-"""Responses to rewards: each response goes to the grader of its domain, in another process."""
+"""Responses to rewards: each response goes to the graders of its domain, in other processes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import polars as pl
 
 from rlcore.batches import RewardBatch, validate
-from rlcore.config import RewardConfig
 from rlcore.rewards.interface import Task
 from rlcore.rewards.workers import WorkerPool
+from rlcore.shaping.combine import combine_graders
+from rlcore.shaping.settings import RewardConfig
 
 COMPONENTS = pl.List(pl.Struct({"name": pl.String, "value": pl.Float64}))
 
@@ -21,8 +22,8 @@ class RewardRouter:
     """
 
     def __init__(self, rewards: Mapping[str, RewardConfig], processes: int) -> None:
-        self._rewards = rewards
-        self._pool = WorkerPool({reward.grader for reward in rewards.values()}, processes)
+        self._graders = _graders_of(rewards)
+        self._pool = WorkerPool(set(self._graders["grader"]), processes)
 
     def grade(self, responses: pl.DataFrame) -> pl.DataFrame:
         """A RewardBatch, its rows in the order of the responses.
@@ -34,22 +35,18 @@ class RewardRouter:
             ValueError: a domain has no grader.
             WorkerError: grader processes cannot be started.
         """
-        unknown = sorted(set(responses["domain"].unique()) - set(self._rewards))
-        if unknown:
+        known = set(self._graders["domain"])
+        if unknown := sorted(set(responses["domain"].unique()) - known):
             raise ValueError(
-                f"no grader for domain {', '.join(map(repr, unknown))}; rewards has {', '.join(sorted(self._rewards))}"
+                f"no grader for domain {', '.join(map(repr, unknown))}; rewards has {', '.join(sorted(known))}"
             )
-        outcomes = self._pool.run(
-            [
-                Task(self._rewards[domain].grader, response_text, ground_truth, self._rewards[domain].timeout_seconds)
-                for domain, response_text, ground_truth in responses.select(
-                    "domain", "response_text", "ground_truth"
-                ).iter_rows()
-            ]
-        )
-        rewards = pl.DataFrame(
+        gradings = responses.join(self._graders, on="domain", how="left", maintain_order="left_right")
+        ground_truth = pl.coalesce("common_ground_truth", "ground_truth")
+        tasks = gradings.select("grader", "response_text", ground_truth, "timeout_seconds")
+        outcomes = self._pool.run([Task(*row) for row in tasks.iter_rows()])
+        verdicts = pl.DataFrame(
             {
-                "sample_id": responses["sample_id"],
+                **gradings.select("sample_id", "grader", "weight").to_dict(),
                 "reward": pl.Series([outcome.reward for outcome in outcomes], dtype=pl.Float64),
                 "reward_status": pl.Series([outcome.status for outcome in outcomes], dtype=pl.String),
                 "components": pl.Series(
@@ -63,8 +60,25 @@ class RewardRouter:
                 "seconds": pl.Series([outcome.seconds for outcome in outcomes], dtype=pl.Float64),
             }
         )
-        return validate(rewards, RewardBatch)
+        return validate(combine_graders(verdicts), RewardBatch)
 
     def close(self) -> None:
         """End the grader processes. Another `grade` starts others."""
         self._pool.close()
+
+
+def _graders_of(rewards: Mapping[str, RewardConfig]) -> pl.DataFrame:
+    """One row per domain and grader, in the order of the configuration."""
+    rows = [
+        (domain, weighted.grader, weighted.weight, weighted.ground_truth, reward.timeout_seconds)
+        for domain, reward in rewards.items()
+        for weighted in reward.weighted_graders
+    ]
+    schema = {
+        "domain": pl.String,
+        "grader": pl.String,
+        "weight": pl.Float64,
+        "common_ground_truth": pl.String,
+        "timeout_seconds": pl.Float64,
+    }
+    return pl.DataFrame(rows, schema=schema, orient="row")

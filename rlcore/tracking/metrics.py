@@ -8,7 +8,7 @@ import polars as pl
 import torch
 
 from rlcore.algorithms import kl_estimate
-from rlcore.batches import RewardBatch, TrainBatch
+from rlcore.batches import DROP_REASONS, RewardBatch, is_greedy
 from rlcore.reports import SyncReport, UpdateReport
 from rlcore.store import RunStore
 from rlcore.tracking.accuracy import accuracy
@@ -16,7 +16,6 @@ from rlcore.tracking.accuracy import accuracy
 Metrics = dict[str, float]
 
 REWARD_STATUSES = RewardBatch.to_schema().columns["reward_status"].checks[0].statistics["allowed_values"]
-DROP_REASONS = TrainBatch.to_schema().columns["drop_reason"].checks[0].statistics["allowed_values"]
 
 
 def iteration_metrics(
@@ -34,8 +33,9 @@ def iteration_metrics(
         reward/mean, reward/<domain>          mean over the scored responses
         reward/status/<status>                responses
         response/…                            tokens per response; shares cut off at the limit
-        rollout/…                             tokens, tokens per second, staleness in policy versions
+        rollout/…                             tokens, tokens per second, staleness in policy versions and its histogram
         train/…                               what the update reported, and what of the batch trained
+        critic/…                              what the critic's update reported, and how well it foretold
         sync/…                                engine against trainer
         eval/accuracy, eval/<domain>/…        held-out; with the low and high end of the 95 % interval
         seconds/<stage>                       wall time
@@ -45,11 +45,14 @@ def iteration_metrics(
         evaluation: EvalBatch, or None where the iteration has none.
         seconds: wall time by stage.
     """
+    # Greedy responses are no sample of the policy.
+    rollouts, rewards = rollouts.filter(~is_greedy()), rewards.filter(~is_greedy())
     return {
         **reward_metrics(rollouts, rewards),
         **response_metrics(rollouts),
         **rollout_metrics(rollouts, update.iteration, seconds),
         **train_metrics(train, update),
+        **critic_metrics(train, update),
         **sync_metrics(sync),
         **({} if evaluation is None else evaluation_metrics(evaluation)),
         **seconds_metrics(seconds),
@@ -116,6 +119,8 @@ def rollout_metrics(rollouts: pl.DataFrame, iteration: int, seconds: Mapping[str
         staleness = (iteration - 1) - versions
         metrics["rollout/staleness_mean"] = _number(staleness.mean())
         metrics["rollout/staleness_max"] = _number(staleness.max())
+        counts = staleness.value_counts().sort("policy_versions").iter_rows()
+        metrics |= {f"rollout/staleness/{age}": count / len(versions) for age, count in counts}
     return metrics
 
 
@@ -135,6 +140,21 @@ def train_metrics(train: pl.DataFrame, update: UpdateReport) -> Metrics:
             torch.from_numpy(tokens[name].to_numpy(writable=True)) for name in ("old_logprobs", "ref_logprobs")
         )
         metrics["train/reference_kl_k3"] = kl_estimate(old, reference, "k3").mean().item()
+    return metrics
+
+
+def critic_metrics(train: pl.DataFrame, update: UpdateReport) -> Metrics:
+    """The critic's update's own metrics, and explained_variance: 1 − Var(R − V)/Var(R) of the values before it."""
+    if update.critic is None:
+        return {}
+    metrics = {f"critic/{name}": value for name, value in update.critic.metrics.items()}
+    tokens = (
+        train.select("loss_mask", "values", "returns").explode("loss_mask", "values", "returns").filter("loss_mask")
+    )
+    variances = tokens.select(unexplained=(pl.col("returns") - pl.col("values")).var(), total=pl.col("returns").var())
+    unexplained, variance = variances.row(0)
+    if variance:
+        metrics["critic/explained_variance"] = 1.0 - unexplained / variance
     return metrics
 
 

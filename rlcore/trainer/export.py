@@ -8,15 +8,15 @@ import tempfile
 from pathlib import Path
 
 from mbridge.core.bridge import Bridge
+from megatron.core.models.gpt.gpt_model import GPTModel
 from safetensors.torch import save_file
 
 from rlcore.trainer.checkpoint import replace_directory
-from rlcore.trainer.model import ResponseScorer
 
 WEIGHTS = "model.safetensors"
 
 
-def write_weights(model: ResponseScorer, bridge: Bridge, file: Path) -> int:
+def write_weights(model: GPTModel, bridge: Bridge, file: Path) -> int:
     """One safetensors file of all tensors, in the model's dtype, tied embeddings once; its size in bytes.
 
     The file appears under its name when it is complete.
@@ -32,7 +32,7 @@ def write_weights(model: ResponseScorer, bridge: Bridge, file: Path) -> int:
     return file.stat().st_size
 
 
-def write_huggingface(model: ResponseScorer, bridge: Bridge, source: Path, directory: Path) -> None:
+def write_huggingface(model: GPTModel, bridge: Bridge, source: Path, directory: Path) -> None:
     """A Hugging Face model directory: these weights, and everything but weights of the directory `source`.
 
     The directory appears under its name when it is complete; one that was there is replaced.

@@ -1,15 +1,18 @@
-"""The policy as a Megatron-Core GPTModel, from a Hugging Face directory, scoring response tokens only."""
+"""Policy and critic as Megatron-Core GPTModels, from a Hugging Face directory, scoring response tokens only."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from mbridge import AutoBridge
 from mbridge.core.bridge import Bridge
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, PretrainedConfig
 
@@ -80,7 +83,37 @@ class ResponseScorer(GPTModel):
             return logprobs, entropy_from_logits(logits)
 
 
-def load_model(
+class ValueModel(GPTModel):
+    """A GPTModel with a value head in place of the vocabulary's: one number for each chosen position.
+
+    `forward(input_ids, position_ids, attention_mask, loss_mask=...)`: `loss_mask` (B, S) bool chooses positions.
+    Returns a tuple of one float32 tensor (N,), N the number of chosen positions in row-major order. The head is
+    linear, without bias, and starts at 0: before the first update every value is 0, and no state is preferred.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # With tied embeddings the vocabulary's head is no parameter of its own.
+        super().__init__(*args, **{**kwargs, "share_embeddings_and_output_weights": True})
+
+    def add_value_head(self) -> None:
+        """After the weights are loaded: a Hugging Face directory has none for it."""
+        embedding = self.embedding.word_embeddings.weight
+        self.value_head = nn.Linear(
+            self.config.hidden_size, 1, bias=False, device=embedding.device, dtype=embedding.dtype
+        )
+        nn.init.zeros_(self.value_head.weight)
+
+    def _postprocess(
+        self, hidden_states: torch.Tensor, *args: Any, loss_mask: torch.Tensor, **kwargs: Any
+    ) -> tuple[torch.Tensor]:
+        chosen = hidden_states.transpose(0, 1)[loss_mask]
+        return (nn.functional.linear(chosen.float(), self.value_head.weight.float()).squeeze(-1),)
+
+
+M = TypeVar("M", bound=GPTModel)
+
+
+def load_policy(
     directory: Path, dtype: torch.dtype, *, temperature: float, entropy_gradient: bool
 ) -> tuple[ResponseScorer, Bridge]:
     """The model of a Hugging Face directory, in `dtype`, and the bridge that names its weights.
@@ -88,6 +121,21 @@ def load_model(
     Raises:
         UnsupportedModel: an architecture mbridge does not map, or a position encoding other than plain RoPE.
     """
+    return _load(partial(ResponseScorer, temperature=temperature, entropy_gradient=entropy_gradient), directory, dtype)
+
+
+def load_critic(directory: Path, dtype: torch.dtype) -> tuple[ValueModel, Bridge]:
+    """The model of a Hugging Face directory under a value head, in `dtype`, and the bridge that names its weights.
+
+    Raises:
+        UnsupportedModel: an architecture mbridge does not map, or a position encoding other than plain RoPE.
+    """
+    model, bridge = _load(ValueModel, directory, dtype)
+    model.add_value_head()
+    return model, bridge
+
+
+def _load(make: Callable[..., M], directory: Path, dtype: torch.dtype) -> tuple[M, Bridge]:
     hf_config = AutoConfig.from_pretrained(directory)
     try:
         bridge = AutoBridge.from_config(hf_config, dtype=dtype)
@@ -99,12 +147,10 @@ def load_model(
     bridge.set_extra_args(perform_initialization=False, calculate_per_token_loss=True, **platform)
     bridge._OTHER_MAPPING = {**bridge._OTHER_MAPPING, **LOCAL_NORMS}
     bridge._MLP_MAPPING = {**bridge._MLP_MAPPING, **LOCAL_NORMS}
-    model = ResponseScorer(
+    model = make(
         config=bridge.config,
         transformer_layer_spec=get_gpt_decoder_block_spec(bridge.config, use_transformer_engine=cuda),
         share_embeddings_and_output_weights=hf_config.tie_word_embeddings,
-        temperature=temperature,
-        entropy_gradient=entropy_gradient,
         **bridge._get_gptmodel_args(),
     )
     model.to(device="cuda" if cuda else "cpu", dtype=dtype)

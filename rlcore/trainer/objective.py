@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import polars as pl
 import torch
 from torch import Tensor
 
-from rlcore.algorithms import LossInputs, aggregate, kl_estimate, policy_loss
+from rlcore.algorithms import LossInputs, aggregate, batch_selection, kl_estimate, policy_loss, rollout_correction
+from rlcore.algorithms.losses import find_loss
 from rlcore.algorithms.metrics import token_sum
 from rlcore.config import AlgorithmConfig
+from rlcore.padding import padded, unpadded
 from rlcore.trainer.microbatches import MicroBatch, per_token
 
 
@@ -40,6 +41,24 @@ class TokenLogprobs:
     rollout: Tensor
 
 
+def with_selection(config: AlgorithmConfig, batch: pl.DataFrame, rows: list[int]) -> pl.DataFrame:
+    """The batch with a column `selected` where the policy loss treats some tokens of the whole batch apart.
+
+    Args:
+        rows: those that train; in the others no token is selected.
+    """
+    if find_loss(config.policy_loss).select is None:
+        return batch
+    trains = torch.zeros(len(batch), 1)
+    trains[rows] = 1.0
+    mask = padded(batch["loss_mask"]) * trains
+    old, advantages = padded(batch["old_logprobs"]), padded(batch["advantages"])
+    selected = batch_selection(config.policy_loss, old, advantages, mask, **config.loss_options)
+    assert selected is not None, "the loss has a `select`"
+    column = unpadded(selected.float(), like=batch["response_ids"]).cast(pl.List(pl.Boolean))
+    return batch.with_columns(selected=column)
+
+
 def objective(
     config: AlgorithmConfig,
     batch: pl.DataFrame,
@@ -50,8 +69,10 @@ def objective(
 ) -> tuple[Tensor, dict[str, Tensor], TokenLogprobs]:
     """Σ weight·policy loss + kl_loss_coef·KL − entropy_loss_coef·entropy, aggregated by `loss_agg_mode`.
 
+    The weight of a token is its response's `sample_weight`, times π_old/μ where there is a `rollout_correction`.
+
     Args:
-        batch: the TrainBatch that `micro` was collated from.
+        batch: the TrainBatch that `micro` was collated from, after `with_selection`.
         logprobs: (B, T) float32 of the policy, with gradient.
         entropy: (B, T) float32.
         totals: of the whole batch, so that the results of its micro-batches add up to its loss and metrics.
@@ -66,6 +87,9 @@ def objective(
     def column(name: str) -> Tensor:
         return per_token(batch, name, micro)
 
+    def per_row(name: str) -> Tensor:
+        return torch.tensor(batch[name][micro.rows].to_list(), dtype=torch.float32, device=mask.device)
+
     def total(values: Tensor) -> Tensor:
         return aggregate(
             values,
@@ -78,10 +102,22 @@ def objective(
 
     mask = column("loss_mask")
     old, rollout = column("old_logprobs"), column("rollout_logprobs")
-    inputs = LossInputs(logprobs=logprobs, old_logprobs=old, advantages=column("advantages"), mask=mask)
-    token_loss, sums = policy_loss(config.policy_loss, inputs, **_options(config))
-    weight = torch.tensor(batch["sample_weight"][micro.rows].to_list(), dtype=torch.float32, device=mask.device)
-    loss = share = total(token_loss * weight[:, None])
+    inputs = LossInputs(
+        logprobs=logprobs,
+        old_logprobs=old,
+        advantages=column("advantages"),
+        mask=mask,
+        rollout_logprobs=rollout,
+        sequence_rewards=per_row("score"),
+        entropy=entropy,
+        selected=column("selected") if "selected" in batch.columns else None,
+    )
+    token_loss, sums = policy_loss(config.policy_loss, inputs, **config.loss_options)
+    weights = per_row("sample_weight")[:, None].expand_as(token_loss)
+    if config.rollout_correction is not None:
+        correction, corrected = rollout_correction(old, rollout, mask, **config.rollout_correction.model_dump())
+        weights, sums = weights * correction, sums | corrected
+    loss = share = total(token_loss * weights)
     shares = {"policy_loss": share, "entropy": token_sum(entropy, mask) / totals.num_tokens}
     shares |= {name: value / totals.num_tokens for name, value in sums.items()}
     if config.kl_loss_coef > 0:
@@ -93,9 +129,3 @@ def objective(
     shares = {name: value.detach().float().cpu() for name, value in shares.items()}
     tokens = TokenLogprobs(*(values.detach()[mask].cpu() for values in (logprobs, old, rollout)))
     return loss, shares, tokens
-
-
-def _options(config: AlgorithmConfig) -> dict[str, Any]:
-    if config.policy_loss == "ppo":
-        return {"clip_low": config.pg_clip_low, "clip_high": config.pg_clip_high, "dual_clip": config.dual_clip}
-    return {}

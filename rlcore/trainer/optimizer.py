@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 
 from rlcore.config import TrainerConfig
-from rlcore.trainer.model import ResponseScorer
 
 
 class NonFiniteGradient(ArithmeticError):
     """The gradient of a batch is not finite."""
 
 
-def distribute(model: ResponseScorer) -> DistributedDataParallel:
+def distribute(model: GPTModel) -> DistributedDataParallel:
     """The model with float32 gradient buffers that are summed, not averaged, over the data-parallel ranks.
 
     The sum is because each rank's loss is already in the denominators of the whole batch.

@@ -27,30 +27,65 @@ METRICS = (
 )
 """Shares that add up over micro-batches and ranks. One that an objective does not have is 0."""
 
+VALUE_METRICS = ("value_loss", "value_mean", "return_mean", "value_clip_fraction")
+"""The critic's shares, likewise."""
 
-def batch_metrics(
-    shares: Sequence[dict[str, Tensor]], before: Sequence[TokenLogprobs], tokens: Sequence[TokenLogprobs]
-) -> dict[str, float]:
-    """Metrics of the whole batch from every rank's micro-batches. All data-parallel ranks call it together.
+FIRST_STEP = ("logprob_gap_mean", "logprob_gap_max", "effective_sample_size")
+"""Trainer against engine: of the first step, where the policy is still the one that the rollouts were sampled from."""
 
-    METRICS are sums of the shares, the ratio's quantiles are those of `tokens`, the last step's. Trainer and
-    engine are compared in `before`, the first step's, where the policy is the one that `rollout` was sampled from:
-    the batch's own `old` may be the engine's log-probabilities.
+LAST_STEP = (
+    "ratio",
+    "ratio_p01",
+    "ratio_p50",
+    "ratio_p99",
+    "clip_fraction_low",
+    "clip_fraction_high",
+    "approx_kl_k1",
+    "approx_kl_k3",
+)
+"""How far the policy has moved: of the last step too, which is the furthest from π_old."""
+
+
+def policy_metrics(shares: Sequence[dict[str, Tensor]], tokens: Sequence[TokenLogprobs]) -> dict[str, float]:
+    """Metrics of one optimizer step from every rank's micro-batches. All data-parallel ranks call it together.
+
+    METRICS and what else the shares name are sums of the shares; the ratio's quantiles and the comparison of trainer
+    and engine are of all the step's tokens. `rollout` is what trainer and engine are compared by: the batch's own
+    `old` may be the engine's log-probabilities.
     """
-    everyone: list[Any] = [None] * parallel_state.get_data_parallel_world_size()
-    local = (_sum(shares), _concatenate(before), _concatenate(tokens))
-    dist.all_gather_object(everyone, local, group=parallel_state.get_data_parallel_group())
-    added = _sum([sums for sums, _, _ in everyone])
-    first, last = (_concatenate([parts[index] for parts in everyone]) for index in (1, 2))
-    mask = torch.ones_like(last.policy, dtype=torch.bool)
+    everyone = _from_all_ranks((_sum(shares), _concatenate(tokens)))
+    added = _sum([sums for sums, _ in everyone])
+    joined = _concatenate([part for _, part in everyone])
+    mask = torch.ones_like(joined.policy, dtype=torch.bool)
     off_policy = {
-        **ratio_quantiles(last.policy, last.old, mask),
-        **logprob_gap(first.policy, first.rollout, mask),
-        "effective_sample_size": effective_sample_size(first.policy, first.rollout, mask),
+        **ratio_quantiles(joined.policy, joined.old, mask),
+        **logprob_gap(joined.policy, joined.rollout, mask),
+        "effective_sample_size": effective_sample_size(joined.policy, joined.rollout, mask),
     }
-    return {name: float(added.get(name, 0.0)) for name in METRICS} | {
-        name: float(value) for name, value in off_policy.items()
-    }
+    return dict.fromkeys(METRICS, 0.0) | {name: float(value) for name, value in (added | off_policy).items()}
+
+
+def value_metrics(shares: Sequence[dict[str, Tensor]]) -> dict[str, float]:
+    """As `policy_metrics`, of one of the critic's steps: VALUE_METRICS."""
+    added = _sum(_from_all_ranks(_sum(shares)))
+    return dict.fromkeys(VALUE_METRICS, 0.0) | {name: float(value) for name, value in added.items()}
+
+
+def over_steps(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Metrics of an update from those of its optimizer steps, at least one.
+
+    Means over the steps; those in FIRST_STEP are the first step's. LAST_STEP are there once more, as
+    `last_step_<name>`.
+    """
+    mean = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
+    first = {name: steps[0][name] for name in FIRST_STEP if name in mean}
+    return mean | first | {f"last_step_{name}": steps[-1][name] for name in LAST_STEP if name in mean}
+
+
+def _from_all_ranks(local: Any) -> list[Any]:
+    everyone: list[Any] = [None] * parallel_state.get_data_parallel_world_size()
+    dist.all_gather_object(everyone, local, group=parallel_state.get_data_parallel_group())
+    return everyone
 
 
 def _sum(shares: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

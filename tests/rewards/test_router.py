@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from rlcore.batches import RewardBatch, validate
-from rlcore.config import RewardConfig
 from rlcore.rewards.router import RewardRouter
 from rlcore.rewards.workers import WorkerError
+from rlcore.shaping.settings import RewardConfig
 
 ENDLESS = "9**9**9**9"
 """Compared with 1/2, keeps sympy busy for longer than anyone waits."""
@@ -70,6 +70,26 @@ def test_rewards_come_in_the_order_of_the_responses(router: RewardRouter) -> Non
     rewards = router.grade(responses(*rows))
     assert rewards["sample_id"].to_list() == [str(i) for i in range(200)]
     assert rewards["reward"].to_list() == [float(i % 3 != 0) for i in range(200)]
+
+
+def test_several_graders_are_weighted_and_one_that_fails_leaves_no_reward() -> None:
+    """Every answer of the domain is to end with a dot, whatever the prompt."""
+    form = '{"rules": [{"kind": "ends_with", "phrase": "."}]}'
+    graders = [{"grader": "math"}, {"grader": "format", "weight": 0.25, "ground_truth": form}]
+    rewards = {"arithmetic": RewardConfig.model_validate({"graders": graders})}
+    rows = [("arithmetic", text, truth) for text, truth in [("5.", "5"), ("6.", "5"), ("5", "5"), ("5", "?!")]]
+    with closing(RewardRouter(rewards, processes=1)) as router:
+        batch = router.grade(responses(*rows))
+    assert batch["reward"].to_list() == [1.25, 0.25, 1.0, None]
+    assert batch["reward_status"].to_list() == ["scored", "scored", "scored", "grader_error"]
+    assert batch["detail"][3].startswith("math: ValueError: ground truth")
+    assert {part["name"]: part["value"] for part in batch["components"][1]} == {
+        "math": 0.0,
+        "math.correct": 0.0,
+        "math.answered": 1.0,
+        "format": 1.0,
+        "format.ends_with": 1.0,
+    }
 
 
 def test_each_domain_goes_to_its_grader(router: RewardRouter) -> None:
@@ -225,7 +245,7 @@ def test_no_process_outlives_a_killed_parent() -> None:
     program = """
 import polars as pl
 import psutil
-from rlcore.config import RewardConfig
+from rlcore.shaping.settings import RewardConfig
 from rlcore.rewards.router import RewardRouter
 router = RewardRouter({"a": RewardConfig(grader="math", timeout_seconds=3)}, processes=2)
 row = {"sample_id": ["0"], "domain": ["a"], "response_text": ["5"], "ground_truth": ["5"]}

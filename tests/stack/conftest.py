@@ -21,13 +21,13 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Path:
     return save_tiny_llama(tmp_path_factory.mktemp("tiny-llama"), tokenizer_from=smollm2, seed=0)
 
 
-def save_tiny_llama(directory: Path, *, tokenizer_from: Path, seed: int) -> Path:
+def save_tiny_llama(directory: Path, *, tokenizer_from: Path, seed: int, vocab_size: int = 49152) -> Path:
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_from)
     config = LlamaConfig(
-        vocab_size=49152,
+        vocab_size=vocab_size,
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=2,

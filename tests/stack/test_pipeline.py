@@ -24,6 +24,7 @@ import torch
 from flows import services
 from rlcore.compose import load
 from rlcore.plan import plan_iteration
+from rlcore.reports import UpdateReport
 from rlcore.store import RunStore
 
 REPOSITORY = Path(__file__).parents[2]
@@ -237,6 +238,38 @@ def test_an_interrupted_training_leaves_no_process_and_goes_on_to_the_very_same_
 
     expected, found = weights(finished, 4), weights(store, 4)
     assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+@pytest.mark.timeout(400)
+def test_ppo_with_a_critic_goes_on_after_an_interruption_to_the_very_same_values_and_weights(
+    workplace: list[str],
+) -> None:
+    ppo = ["algorithm.adv_estimator=gae", "algorithm.mini_batches=2", "critic.warmup_iterations=1", "eval_steps=0"]
+    runs = [[*workplace, *ppo, f"run={name}"] for name in ("ppo", "ppo-broken")]
+    whole, broken = store_of(workplace, "ppo"), store_of(workplace, "ppo-broken")
+    training = train(runs[0])
+    output, _ = training.communicate(timeout=400)
+    assert training.returncode == 0, output
+
+    training = train(runs[1])
+    wait_until(lambda: "update" in stages_done(broken, 3), "iteration 3 is updated, past the checkpoint of 2")
+    os.kill(training.pid, signal.SIGINT)
+    training.communicate(timeout=60)
+    training = train(runs[1])
+    output, _ = training.communicate(timeout=400)
+    assert training.returncode == 0, output
+
+    outputs = [{(e.iteration, e.stage): e.output for e in store.ledger()} for store in (whole, broken)]
+    reports = [whole.read_report(outputs[0][number, "update"], UpdateReport) for number in (1, 2)]
+    assert [(report.skipped, report.optimizer_steps) for report in reports] == [(True, 0), (False, 2)]
+    assert [report.critic and report.critic.optimizer_steps for report in reports] == [2, 2]
+    first, last = (whole.read_batch(outputs[0][number, "values"])["values"].explode() for number in (1, 4))
+    assert first.eq(0.0).all() and not last.eq(0.0).any()
+    # The values of iteration 4 are of the critic after three updates, the third of which was given to it anew.
+    assert outputs[0][4, "values"].sha256 == outputs[1][4, "values"].sha256
+    assert outputs[0][4, "advantage"].sha256 == outputs[1][4, "advantage"].sha256
+    expected, found = weights(whole, 4), weights(broken, 4)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import resource
-import socket
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlcore.config import Config
-from rlcore.trainer.rank import TrainerRank, UpdateRefused
+from rlcore.trainer.rank import TrainerRank
 from rlcore.trainer.state import CheckpointFailed
-from tests.stack.training import Call, run_rank, train_batch, trainer_config, trainers_in_this_process
+from rlcore.trainer.updates import UpdateRefused
+from tests.stack.training import Call, run_world, train_batch, trainer_config, trainers_in_this_process
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -27,16 +23,6 @@ pytestmark = pytest.mark.timeout(300)
 def _world() -> Iterator[None]:
     with trainers_in_this_process():
         yield
-
-
-def run_world(config: Config, script: list[Call], size: int = 1) -> list[list[Any]]:
-    """Each rank's results of the calls, from `size` fresh processes."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    with ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn")) as processes:
-        ranks = [processes.submit(run_rank, rank, size, port, script, config) for rank in range(size)]
-        return [rank.result() for rank in ranks]
 
 
 def update(iteration: int) -> Call:
@@ -63,7 +49,7 @@ def test_two_data_parallel_ranks_equal_one_and_one_goes_on_from_their_checkpoint
         ("export_weights", (str(tmp_path / "two"),)),
         ("save_checkpoint", (str(tmp_path / "checkpoint"),)),
     ]
-    first, second = run_world(config, script, size=2)
+    first, second = run_world(TrainerRank, config, script, size=2)
     trainer = TrainerRank(config)
     whole, *reports = [getattr(trainer, method)(*arguments) for method, arguments in script[:3]]
     trainer.export_weights(str(tmp_path / "one"))
@@ -101,7 +87,9 @@ def test_going_on_from_a_checkpoint_in_another_process_equals_never_having_stopp
     trainer.export_weights(str(tmp_path / "uninterrupted"))
     export: Call = ("export_weights", (str(tmp_path / "resumed"),))
     [[_, version, *resumed, _]] = run_world(
-        config, [("load_checkpoint", (saved,)), ("policy_version", ()), update(2), update(3), update(4), export]
+        TrainerRank,
+        config,
+        [("load_checkpoint", (saved,)), ("policy_version", ()), update(2), update(3), update(4), export],
     )
     assert version == 2
     assert resumed[0] == reports[1]

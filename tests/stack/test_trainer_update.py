@@ -13,8 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from rlcore.algorithms import LossInputs, aggregate, policy_loss
 from rlcore.reports import UpdateReport
+from rlcore.trainer.minibatches import optimizer_steps
 from rlcore.trainer.optimizer import NonFiniteGradient
-from rlcore.trainer.rank import TrainerRank, UpdateRefused
+from rlcore.trainer.rank import TrainerRank
+from rlcore.trainer.updates import UpdateRefused
 from tests.stack.training import dropped, on_policy, train_batch, trainer_config, trainers_in_this_process, weights
 
 
@@ -81,6 +83,37 @@ def test_micro_batches_do_not_change_the_gradient(tiny_llama: Path, mode: str) -
     assert_close(split, whole, 1e-6)
     for name in whole_metrics.keys() - {"tokens_per_second"}:
         assert split_metrics[name] == pytest.approx(whole_metrics[name], rel=1e-4, abs=1e-6), name
+
+
+def test_after_the_first_mini_batch_the_ratio_is_off_policy_and_reported(tiny_llama: Path) -> None:
+    reports = []
+    for mini_batches in (1, 2):
+        trainer = TrainerRank(trainer_config(tiny_llama, algorithm={"mini_batches": mini_batches}))
+        batch = train_batch()
+        report = trainer.update(1, "digest", on_policy(batch, trainer.logprobs(batch)))
+        assert report["optimizer_steps"] == mini_batches
+        assert report["metrics"]["num_tokens"] == batch["response_ids"].list.len().sum()
+        assert report["metrics"]["logprob_gap_max"] < 1e-4
+        reports.append(report["metrics"])
+    whole, divided = reports
+    assert whole["last_step_ratio"] == whole["ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert abs(divided["last_step_ratio"] - 1.0) > 1e-3
+    # The mean of a first step at 1 and of the last.
+    assert divided["ratio"] == pytest.approx((1.0 + divided["last_step_ratio"]) / 2, abs=1e-5)
+    assert divided["last_step_approx_kl_k3"] > 0.0
+
+
+def test_a_step_has_the_denominators_of_its_own_mini_batch(tiny_llama: Path) -> None:
+    """The last step's gradient, from micro-batches of one row, is that of its rows as a batch of their own."""
+    batch = train_batch()
+    settings = {"ppo_epochs": 1, "mini_batches": 2}
+    [first, last] = optimizer_steps(range(len(batch)), epochs=1, mini_batches=2, seed=0, iteration=1)
+    divided = TrainerRank(trainer_config(tiny_llama, algorithm=settings, trainer={"max_tokens_per_micro_batch": 1}))
+    divided.update(1, "digest", batch)
+    apart = TrainerRank(trainer_config(tiny_llama))
+    apart.update(1, "first", batch[first])
+    apart.update(2, "last", batch[last])
+    assert_close(gradients(divided), gradients(apart), 1e-6)
 
 
 def test_rows_that_do_not_train_change_nothing(tiny_llama: Path, tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from safetensors.torch import load_file
 
 from rlcore.batches import TrainBatch, validate
 from rlcore.config import Config
+from rlcore.trainer.learner import Learner
 from rlcore.trainer.rank import TrainerRank
 
 FLOATS, TOKENS = pl.List(pl.Float32), pl.List(pl.Int32)
@@ -27,6 +31,7 @@ SCHEMA: dict[str, Any] = {
     "rollout_logprobs": FLOATS,
     "old_logprobs": FLOATS,
     "ref_logprobs": FLOATS,
+    "values": FLOATS,
     "advantages": FLOATS,
     "returns": FLOATS,
     "sample_weight": pl.Float64,
@@ -115,10 +120,21 @@ def trainers_in_this_process() -> Iterator[None]:
 
 
 Call = tuple[str, tuple[Any, ...]]
-"""A method of TrainerRank and its arguments."""
+"""A method of a rank and its arguments."""
 
 
-def run_rank(rank: int, world_size: int, port: int, script: list[Call], config: Config) -> list[Any]:
-    """The results of one rank's method calls, made in this process. Runs in a process of its own."""
-    trainer = TrainerRank(config, rank, world_size, master_port=port)
-    return [getattr(trainer, method)(*arguments) for method, arguments in script]
+def run_world(kind: Callable[..., Learner], config: Config, script: list[Call], size: int = 1) -> list[list[Any]]:
+    """Each rank's results of the calls, from `size` fresh processes."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    with ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn")) as processes:
+        ranks = [processes.submit(_run_rank, kind, rank, size, port, script, config) for rank in range(size)]
+        return [rank.result() for rank in ranks]
+
+
+def _run_rank(
+    kind: Callable[..., Learner], rank: int, world_size: int, port: int, script: list[Call], config: Config
+) -> list[Any]:
+    learner = kind(config, rank, world_size, master_port=port)
+    return [getattr(learner, method)(*arguments) for method, arguments in script]

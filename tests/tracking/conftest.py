@@ -145,8 +145,11 @@ class MadeUpRun:
                     "detail": "no answer within 10 s" if timed_out else "",
                     "old_logprobs": logprobs,
                     "ref_logprobs": None,
+                    "values": None,
                     "advantages": [0.5] * length,
                     "returns": [0.5] * length,
+                    "raw_reward": 1.0,
+                    "score": 0.5,
                     "sample_weight": 1.0,
                     "drop_reason": "no_reward" if timed_out else None,
                 }

@@ -35,8 +35,11 @@ def response(index: int, domain: str, versions: list[int], reward: float | None,
         "detail": "",
         "old_logprobs": [-1.0] * length,
         "ref_logprobs": None,
+        "values": None,
         "advantages": [0.0] * length,
         "returns": [0.0] * length,
+        "raw_reward": 1.0,
+        "score": 0.5,
         "sample_weight": 1.0,
         "drop_reason": "no_reward" if reward is None else None,
         **changes,
@@ -51,16 +54,17 @@ ROWS = [
 ]
 
 
-def metrics_of(rows: list[dict[str, Any]], evaluation: pl.DataFrame | None = None) -> dict[str, float]:
-    """Of iteration 5, which trains policy version 4."""
-    update = UpdateReport(
-        iteration=5,
-        policy_version=5,
-        optimizer_steps=1,
-        skipped=False,
-        seconds=8.0,
-        metrics={"grad_norm": 0.7, "clip_fraction_low": 0.01, "clip_fraction_high": 0.02},
+def update_report(critic: UpdateReport | None = None, **metrics: float) -> UpdateReport:
+    return UpdateReport(
+        iteration=5, policy_version=5, optimizer_steps=1, skipped=False, seconds=8.0, metrics=metrics, critic=critic
     )
+
+
+def metrics_of(
+    rows: list[dict[str, Any]], evaluation: pl.DataFrame | None = None, critic: UpdateReport | None = None
+) -> dict[str, float]:
+    """Of iteration 5, which trains policy version 4."""
+    update = update_report(critic, grad_norm=0.7, clip_fraction_low=0.01, clip_fraction_high=0.02)
     return iteration_metrics(
         rollouts=validate(conform(rows, RolloutBatch), RolloutBatch),
         rewards=validate(conform(rows, RewardBatch), RewardBatch),
@@ -118,6 +122,22 @@ def test_kl_to_the_reference_is_over_the_tokens_that_train() -> None:
     ]
     # d = 0.5 and 0: (e^-0.5 + 0.5 - 1 + 0) / 2
     assert metrics_of(rows)["train/reference_kl_k3"] == pytest.approx((math.exp(-0.5) - 0.5) / 2)
+
+
+def test_the_critics_metrics_are_its_updates_and_how_well_its_values_foretold_the_returns() -> None:
+    critic = update_report(value_loss=0.25)
+    rows = [
+        response(0, "format", [4, 4, 4], 1.0, values=[0.0, 1.0, 1.0], returns=[0.0, 1.0, 2.0]),
+        response(1, "format", [4], None, values=[9.0], returns=[0.0]),
+        response(2, "format", [], 1.0, values=[], returns=[]),
+    ]
+    metrics = metrics_of(rows, critic=critic)
+    assert metrics["critic/value_loss"] == 0.25
+    # Errors 0, 0, 1 have the variance 1/3, returns 0, 1, 2 the variance 1.
+    assert metrics["critic/explained_variance"] == pytest.approx(2 / 3)
+    equal = [response(0, "format", [4, 4], 1.0, values=[0.0, 1.0], returns=[1.0, 1.0])]
+    assert "critic/explained_variance" not in metrics_of(equal, critic=critic)
+    assert not any(key.startswith("critic/") for key in metrics_of(rows))
 
 
 def test_a_number_that_does_not_exist_is_absent() -> None:

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlcore.config import AlgorithmConfig
+from rlcore.algorithms.losses import LOSSES
+from rlcore.config import AlgorithmConfig, RolloutCorrectionConfig
 from rlcore.trainer.microbatches import MicroBatch, collate
-from rlcore.trainer.objective import Totals, objective
+from rlcore.trainer.objective import Totals, objective, with_selection
 
 LENGTHS = (3, 1, 2, 4)
 TOKENS = sum(LENGTHS)
@@ -34,6 +35,7 @@ def made_batch() -> pl.DataFrame:
             "old_logprobs": rows(draw[0]),
             "ref_logprobs": rows(draw[1]),
             "advantages": rows(draw[2]),
+            "score": [0.5, -0.5, 0.0, 0.25],
             "sample_weight": [1.0, 1.0, 1.0, 1.0],
         },
         schema_overrides=dict.fromkeys(("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages"), floats),
@@ -57,6 +59,7 @@ def evaluate(
         parts = values.split(LENGTHS)
         return micro.align(torch.cat([parts[row] for row in micro.rows]))
 
+    batch = with_selection(config, batch, [0, 1, 3])
     for split in splits:
         micro = collate(batch, split)
         part, shares, _ = objective(config, batch, micro, of(logprobs, micro), of(entropy, micro), TOTALS)
@@ -117,3 +120,45 @@ def test_reinforce_takes_no_clip_bounds() -> None:
     mask = BATCH["loss_mask"].explode().to_torch()
     torch.testing.assert_close(gradient, -advantages * mask / 7)
     assert "clip_fraction_low" not in metrics
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_every_loss_is_the_same_in_micro_batches(name: str) -> None:
+    config = AlgorithmConfig(policy_loss=name, old_logprobs="recompute", rollout_correction=RolloutCorrectionConfig())
+    batch = BATCH.with_columns(old_logprobs="ref_logprobs")
+    whole, whole_gradient, whole_metrics = evaluate(config, batch, [[0, 1, 2, 3]])
+    split, split_gradient, split_metrics = evaluate(config, batch, [[3], [1, 2], [0]])
+    assert split == pytest.approx(whole, rel=1e-5)
+    torch.testing.assert_close(split_gradient, whole_gradient)
+    assert split_metrics == pytest.approx(whole_metrics, rel=1e-4, abs=1e-6)
+
+
+CORRECTIONS = [
+    {"level": "token"},
+    {"level": "sequence"},
+    {"level": "geometric"},
+    {"high": 1.5},
+    {"mode": "mask"},
+    {"mode": "mask", "low": 0.9},
+]
+
+
+def test_every_setting_of_the_rollout_correction_changes_the_gradient() -> None:
+    batch = BATCH.with_columns(old_logprobs="ref_logprobs")
+    gradients = [
+        evaluate(
+            AlgorithmConfig(old_logprobs="recompute", policy_loss="reinforce", rollout_correction=correction),
+            batch,
+            [[0, 1, 2, 3]],
+        )[1].tolist()
+        for correction in (None, *CORRECTIONS)
+    ]
+    assert all(one != other for index, one in enumerate(gradients) for other in gradients[:index])
+
+
+def test_tokens_of_the_highest_covariance_are_chosen_over_the_whole_batch() -> None:
+    config = AlgorithmConfig(policy_loss="kl_cov", policy_loss_options={"fraction": 0.25})
+    selected = with_selection(config, BATCH, [0, 1, 3])["selected"].to_list()
+    # A quarter of seven tokens, exactly one; none of the row that does not train, and none that is masked.
+    assert sum(map(sum, selected)) == 1
+    assert not any(selected[2]) and not selected[3][1]

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from rlcore.algorithms.inputs import LossInputs
-from rlcore.algorithms.metrics import ratio_sums, token_sum
+from rlcore.algorithms.losses.registry import loss
+from rlcore.algorithms.losses.surrogate import clipped_surrogate
+from rlcore.algorithms.metrics import ratio_sums
 from rlcore.algorithms.ratio import log_ratio
 
 
+@loss("ppo", source="Schulman et al., arXiv 1707.06347, equation 7")
 def ppo_loss(
     inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """−min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A), with r = π/π_old.
+    """Follow the importance ratio of each token, but no further than a clipped range around 1.
 
-    Schulman et al., arXiv 1707.06347, equation 7; the two bounds apart as in DAPO, arXiv 2503.14476,
-    equation 10. With `dual_clip` c > 1 the objective of a token with A < 0 is at least c·A, which bounds
-    the step away from a token whose ratio has exploded (Ye et al., arXiv 1912.09729, dual-clip PPO).
+        −min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A),  r = π/π_old
 
-    Metrics beside those of `ratio_sums`: clip_fraction_low (A < 0 and r < 1 − clip_low),
-    clip_fraction_high (A > 0 and r > 1 + clip_high), clip_fraction_dual (A < 0 and r > c; only with
-    `dual_clip`): the tokens that give no gradient.
+    Schulman et al., arXiv 1707.06347, equation 7; the two bounds apart as in DAPO, arXiv 2503.14476, equation 10.
+
+    Options:
+        clip_low: ε_low, from 0 to 1.
+        clip_high: ε_high; DAPO's is 0.28.
+        dual_clip: c > 1, at most −c·A is lost on a token with A < 0 (Ye et al., arXiv 1912.09729, equation 5: 3);
+            None for no such bound.
+
+    Metrics: those of `ratio_sums` and `clipped_surrogate`.
     """
-    advantages = torch.where(inputs.mask.bool(), inputs.advantages, 0.0)
     ratio = log_ratio(inputs.logprobs, inputs.old_logprobs, inputs.mask).exp()
-    objective = torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
-    metrics = ratio_sums(inputs.logprobs, inputs.old_logprobs, inputs.mask) | {
-        "clip_fraction_low": token_sum((advantages < 0) & (ratio < 1 - clip_low), inputs.mask),
-        "clip_fraction_high": token_sum((advantages > 0) & (ratio > 1 + clip_high), inputs.mask),
-    }
-    if dual_clip is not None:
-        objective = torch.where(advantages < 0, torch.maximum(objective, dual_clip * advantages), objective)
-        metrics["clip_fraction_dual"] = token_sum((advantages < 0) & (ratio > dual_clip), inputs.mask)
-    return -objective, metrics
+    token_loss, clipped = clipped_surrogate(ratio, inputs, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    return token_loss, ratio_sums(inputs.logprobs, inputs.old_logprobs, inputs.mask) | clipped

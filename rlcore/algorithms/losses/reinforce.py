@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from rlcore.algorithms.inputs import LossInputs
+from rlcore.algorithms.losses.registry import loss
+from rlcore.algorithms.losses.surrogate import weighted_policy_gradient
 from rlcore.algorithms.metrics import ratio_sums
 
 
+@loss("reinforce", source="Williams, 1992, Machine Learning 8, theorem 1")
 def reinforce_loss(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-    """−A·log π: its gradient is the policy gradient of samples drawn from π.
+    """Raise the log-probability of each token in proportion to its advantage.
 
-    Williams, 1992, "Simple statistical gradient-following algorithms for connectionist reinforcement
-    learning", theorem 1. `old_logprobs` enters the metrics only (`ratio_sums`).
+        −A·log π
+
+    Its gradient is the policy gradient of samples drawn from π: Williams, 1992, "Simple statistical
+    gradient-following algorithms for connectionist reinforcement learning", theorem 1. Nothing corrects for samples
+    of another policy; `old_logprobs` enters the metrics only (`ratio_sums`).
     """
-    trains = inputs.mask.bool()
-    loss = -torch.where(trains, inputs.advantages, 0.0) * torch.where(trains, inputs.logprobs, 0.0)
-    return loss, ratio_sums(inputs.logprobs, inputs.old_logprobs, inputs.mask)
+    return weighted_policy_gradient(inputs, 1.0), ratio_sums(inputs.logprobs, inputs.old_logprobs, inputs.mask)

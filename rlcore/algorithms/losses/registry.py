@@ -1,0 +1,134 @@
+"""The policy losses there are."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from rlcore.algorithms.inputs import LossInputs
+
+LossFunction = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+Function = TypeVar("Function", bound=LossFunction)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A policy loss."""
+
+    name: str
+    function: LossFunction
+    """(LossInputs, **options) -> (token_loss (B, T), metrics)."""
+    source: str
+    needs: tuple[str, ...]
+    """Optional fields of LossInputs that it does not work without."""
+    select: Callable[..., Tensor] | None
+    """(old_logprobs, advantages, mask, **some of the options) -> selected, of the whole batch: `batch_selection`."""
+
+    @property
+    def idea(self) -> str:
+        """The first line of the function's docstring."""
+        return (inspect.getdoc(self.function) or "").partition("\n")[0]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every option and its default."""
+        return _keywords(self.function)
+
+
+LOSSES: dict[str, Loss] = {}
+
+
+def loss(
+    name: str, *, source: str, needs: Iterable[str] = (), select: Callable[..., Tensor] | None = None
+) -> Callable[[Function], Function]:
+    """Registers the decorated function as a policy loss; its keyword-only parameters are the loss's options.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+
+    def register(function: Function) -> Function:
+        if name in LOSSES:
+            raise ValueError(f"there is a policy loss {name!r} already, in {LOSSES[name].function.__module__}")
+        LOSSES[name] = Loss(name, function, source, tuple(needs), select)
+        return function
+
+    return register
+
+
+def find_loss(name: str) -> Loss:
+    """The loss of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in LOSSES:
+        raise ValueError(f"no policy loss {name!r}; {_choices(name, LOSSES)}")
+    return LOSSES[name]
+
+
+def policy_loss(name: str, inputs: LossInputs, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of every token, to be minimised, and its metrics.
+
+    Returns:
+        token_loss (B, T), differentiable in `inputs.logprobs` and 0 where masked; and scalar metrics without
+        gradient. Each metric is a sum over the tokens that train: add those of all micro-batches and ranks, then
+        divide by the number of tokens of the whole batch, and the split changes nothing.
+
+    Raises:
+        ValueError: no loss of that name, an option's value is out of range, or the loss needs a tensor that
+            `inputs` does not have.
+        TypeError: the loss has no such option.
+    """
+    chosen = find_loss(name)
+    _check_options(chosen, options)
+    missing = [field for field in chosen.needs if getattr(inputs, field) is None]
+    if missing:
+        raise ValueError(f"policy loss {name!r} needs LossInputs.{' and '.join(missing)}")
+    return chosen.function(inputs, **options)
+
+
+def batch_selection(name: str, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, **options: Any) -> Tensor | None:
+    """`LossInputs.selected` of the whole batch, for a loss that treats some of its tokens apart; None for any other.
+
+    To be called once, with the tokens of all micro-batches and ranks and the options of the loss; each micro-batch
+    then takes its rows of the result.
+
+    Args:
+        old_logprobs, advantages, mask: of one shape, (B, T) or the flat tokens of every row.
+
+    Raises:
+        ValueError, TypeError: as `policy_loss`.
+    """
+    chosen = find_loss(name)
+    _check_options(chosen, options)
+    if chosen.select is None:
+        return None
+    options = chosen.options | options
+    return chosen.select(
+        old_logprobs, advantages, mask, **{option: options[option] for option in _keywords(chosen.select)}
+    )
+
+
+def _check_options(chosen: Loss, options: Iterable[str]) -> None:
+    known = chosen.options
+    for option in options:
+        if option not in known:
+            raise TypeError(f"policy loss {chosen.name!r} has no option {option!r}; {_choices(option, known)}")
+
+
+def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+def _choices(name: str, known: Iterable[str]) -> str:
+    known = sorted(known)
+    nearest = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    return f"{hint}there are {', '.join(known)}" if known else "there are none"

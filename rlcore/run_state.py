@@ -1,0 +1,60 @@
+"""What an iteration takes over from the iterations before it, beside the weights."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from rlcore.algorithms import AdaptiveKL, kl_estimate
+from rlcore.batches import is_greedy
+from rlcore.config import Config
+from rlcore.padding import padded
+from rlcore.reports import RunState
+from rlcore.shaping.pipeline import shape
+from rlcore.shaping.state import ShapingState
+
+
+def kl_coefficient(config: Config, previous: RunState | None) -> float:
+    """The coefficient of the KL penalty in the rewards of the iteration after `previous`."""
+    if previous is None or previous.kl_coef is None:
+        return config.algorithm.init_kl_coef
+    return previous.kl_coef
+
+
+def next_state(
+    config: Config,
+    iteration: int,
+    rollouts: pl.DataFrame,
+    rewards: pl.DataFrame,
+    old_logprobs: pl.DataFrame | None,
+    ref_logprobs: pl.DataFrame | None,
+    previous: RunState | None,
+) -> RunState:
+    """The state after an iteration, from what it sampled. The same arguments give the same state.
+
+    Args:
+        rollouts, rewards, old_logprobs, ref_logprobs: as `assemble_train_batch`.
+        previous: after the iteration before; None in the first.
+    """
+    responses = rollouts.filter(~is_greedy())
+    _, shaping = shape(
+        responses,
+        rewards,
+        shaping=config.shaping,
+        masks=config.algorithm.masks,
+        state=previous.shaping if previous else ShapingState(),
+        iteration=iteration,
+        response_length=config.rollout.response_length,
+    )
+    kl_coef = None
+    if config.algorithm.target_kl is not None:
+        assert ref_logprobs is not None, "the plan has the reference where a KL penalty is used"
+        controller = AdaptiveKL(
+            kl_coefficient(config, previous), config.algorithm.target_kl, config.algorithm.kl_horizon
+        )
+        # The rows of a LogprobBatch are those of the rollouts; the tokens of greedy ones are masked.
+        old = rollouts["rollout_logprobs"] if old_logprobs is None else old_logprobs["logprobs"]
+        mask = padded(rollouts["loss_mask"])
+        kl = kl_estimate(padded(old), padded(ref_logprobs["logprobs"]), config.algorithm.kl_penalty)
+        controller.update(float((kl * mask).sum() / mask.sum().clamp(min=1)), len(responses))
+        kl_coef = controller.coef
+    return RunState(iteration=iteration, shaping=shaping, kl_coef=kl_coef)
