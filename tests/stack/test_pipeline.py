@@ -341,7 +341,7 @@ def test_the_same_directory_under_other_settings_is_refused(workplace: list[str]
     refused = train([*workplace, "run=finished", "algorithm.pg_clip_low=0.1"])
     output, _ = refused.communicate(timeout=120)
     assert refused.returncode == 1
-    assert "algorithm.pg_clip_low: 0.2 → 0.1" in output and "run=NAME" in output
+    assert "algorithm.pg_clip_low: None → 0.1" in output and "run=NAME" in output
 
 
 def test_a_broken_data_line_is_named_before_anything_starts(workplace: list[str], tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ SCHEMA: dict[str, Any] = {
     "values": FLOATS,
     "advantages": FLOATS,
     "returns": FLOATS,
+    "raw_reward": pl.Float64,
+    "score": pl.Float64,
     "sample_weight": pl.Float64,
     "drop_reason": pl.String,
 }
@@ -84,6 +86,8 @@ def train_batch(rows: int = 8, seed: int = 0, advantages: tuple[float, ...] = (1
                 "old_logprobs": old,
                 "advantages": advantage,
                 "returns": advantage,
+                "raw_reward": 1.0,
+                "score": advantage[0],
                 "sample_weight": 1.0,
             }
         )
