@@ -16,6 +16,12 @@ CLIPS = {"clip_low": "pg_clip_low", "clip_high": "pg_clip_high", "dual_clip": "d
 """Options of losses that have a key of their own."""
 
 
+CORRECTED = ("topr", "decoupled_ppo")
+"""Losses that correct for the engine's policy on their own."""
+
+UNSIGNED = ("reinforce", "reinforce_pp", "gae")
+"""Estimators whose score is the reward itself."""
+
 Problem = tuple[str, str]
 """The key under `algorithm`, and what is wrong with its value."""
 
@@ -48,6 +54,12 @@ def _loss_problems(config: AlgorithmConfig) -> list[Problem]:
         policy_loss(config.policy_loss, inputs, **config.loss_options)
     except (TypeError, ValueError) as error:
         return [("policy_loss_options", str(error))]
+    if config.policy_loss in CORRECTED and config.rollout_correction is not None:
+        return [("rollout_correction", f"{config.policy_loss} weighs by π/μ itself: twice would be too much")]
+    unsigned = config.adv_estimator in UNSIGNED and config.shaping.norm_mean_type == "none"
+    if config.policy_loss == "topr" and unsigned:
+        signed = "set shaping.norm_mean_type, or an estimator with a baseline such as dr_grpo"
+        return [("policy_loss", f"topr tells good responses by the sign of their score; {signed}")]
     approximated = config.loss_options.get("approximate_old") is not None
     if config.policy_loss == "decoupled_ppo" and config.old_logprobs == "rollout" and not approximated:
         apart = "decoupled_ppo tells the policy before the update from the one that sampled"

@@ -47,6 +47,8 @@ def test_every_estimator_of_whole_responses_can_be_configured(name: str) -> None
         (["algorithm.adv_estimator_options={tau: 1}"], "no option 'tau'"),
         (["algorithm=decoupled_ppo", "algorithm.old_logprobs=rollout"], "set recompute"),
         (["algorithm.rollout_correction={}"], "set old_logprobs=recompute"),
+        (["algorithm=decoupled_ppo", "algorithm.rollout_correction={}"], "decoupled_ppo weighs by π/μ itself"),
+        (["algorithm=topr", "algorithm.adv_estimator=reinforce"], "topr tells good responses by the sign"),
         (["algorithm.target_kl=0.1"], "set init_kl_coef"),
         (
             ["algorithm=reinforce", "algorithm.target_kl=0.1", "algorithm.kl_horizon=10"],

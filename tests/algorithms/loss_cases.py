@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlcore.algorithms import LossInputs, policy_loss
-from rlcore.algorithms.losses import batch_selection
+from rlcore.algorithms.losses import LOSSES, batch_selection
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "reinforce": ("reinforce", {}),
@@ -36,6 +36,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "decoupled_ppo-mask": ("decoupled_ppo", {"weight": "mask", "weight_high": 1.5, "dual_clip": 1.4}),
     "decoupled_ppo-approximate": ("decoupled_ppo", {"approximate_old": 0.3}),
 }
+CASES |= {name: (name, {}) for name in LOSSES if name not in {of for of, _ in CASES.values()}}
 each_loss = pytest.mark.parametrize(("name", "options"), CASES.values(), ids=CASES)
 
 

@@ -10,11 +10,15 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from rlcore.algorithms import LossInputs
-from tests.algorithms.loss_cases import each_loss, run, with_selection
+from tests.algorithms.loss_cases import CASES, run, with_selection
 from tests.algorithms.reference_losses import REFERENCES, Response
 from tests.algorithms.strategies import loss_inputs
 
 STEP = 1e-6
+
+
+REFERENCED = {case: value for case, value in CASES.items() if value[0] in REFERENCES}
+each_reference = pytest.mark.parametrize(("name", "options"), REFERENCED.values(), ids=REFERENCED)
 
 
 def reference(name: str, options: dict[str, Any], batch: LossInputs, logprobs: Tensor) -> Tensor:
@@ -37,7 +41,7 @@ def reference(name: str, options: dict[str, Any], batch: LossInputs, logprobs: T
     return losses
 
 
-@each_loss
+@each_reference
 @settings(max_examples=25)
 @given(batch=loss_inputs())
 def test_values_are_those_of_the_equations(name: str, options: dict[str, Any], batch: LossInputs) -> None:
@@ -46,7 +50,7 @@ def test_values_are_those_of_the_equations(name: str, options: dict[str, Any], b
     torch.testing.assert_close(token_loss, reference(name, options, batch, batch.logprobs))
 
 
-@each_loss
+@each_reference
 @pytest.mark.parametrize("seed", range(8))
 def test_gradients_equal_finite_differences(name: str, options: dict[str, Any], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

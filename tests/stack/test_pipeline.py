@@ -24,7 +24,7 @@ import torch
 from flows import services
 from rlcore.compose import load
 from rlcore.plan import plan_iteration
-from rlcore.reports import UpdateReport
+from rlcore.reports import RunState, UpdateReport
 from rlcore.store import RunStore
 
 REPOSITORY = Path(__file__).parents[2]
@@ -300,17 +300,29 @@ def test_the_stages_of_an_iteration_read_what_its_plan_says(finished: RunStore) 
         assert read == planned
 
 
-def test_every_optional_stage_runs(up: dict[str, str], workplace: list[str]) -> None:
+def test_every_optional_stage_runs_and_hands_the_runs_state_on(up: dict[str, str], workplace: list[str]) -> None:
     optional = ["algorithm=reinforce", "algorithm.kl_loss_coef=0.01", "algorithm.old_logprobs=recompute"]
-    overrides = [*workplace, "run=optional", *optional]
+    optional += ["algorithm.target_kl=1e-6", "algorithm.kl_penalty=k3"]
+    state = ["algorithm.shaping.norm_mean_type=running", "algorithm.masks.history={}"]
+    overrides = [*workplace, "run=optional", *optional, *state]
     run_deployment(up, overrides, "--watch")
     store = store_of(overrides, "optional")
-    assert set(stages_done(store, 1)) >= {"ref_logprob", "old_logprob"}
+    assert set(stages_done(store, 1)) >= {"ref_logprob", "old_logprob", "statistics"}
     train = store.read_batch(next(e.output for e in store.ledger() if e.stage == "advantage"))
     reference, old = (np.concatenate(train[name].to_list()) for name in ("ref_logprobs", "old_logprobs"))
     # Before the first update, trainer, reference and engine are one model.
     assert np.abs(reference - old).max() < 1e-5
     assert np.abs(np.concatenate(train["rollout_logprobs"].to_list()) - old).max() < 1e-3
+
+    run_deployment(up, overrides, "--watch")
+    first, second = (store.read_report(e.output, RunState) for e in store.ledger() if e.stage == "statistics")
+    assert (first.shaping.running["arithmetic"].count, second.shaping.running["arithmetic"].count) == (16, 32)
+    assert len(second.shaping.histories.prompt_id) == 8
+    # Below the target at first, because policy and reference are one, and far above it after an update.
+    assert first.kl_coef is not None and second.kl_coef is not None
+    assert first.kl_coef < 0.01 and second.kl_coef > first.kl_coef
+    saved = store.directory / "checkpoints" / "000002" / "state.json"
+    assert RunState.model_validate_json(saved.read_text()) == second
 
 
 def test_a_run_leaves_its_batches_metrics_and_report(finished: RunStore) -> None:
