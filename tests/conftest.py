@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-settings.register_profile("algorithms", deadline=None, max_examples=50)
-settings.load_profile("algorithms")
+settings.register_profile("rlvr", deadline=None, max_examples=50)
+settings.load_profile("rlvr")

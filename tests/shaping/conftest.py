@@ -1,8 +1,0 @@
-"""Property tests on a machine that does other work: no limit on the time of one example."""
-
-from __future__ import annotations
-
-from hypothesis import settings
-
-settings.register_profile("shaping", deadline=None, max_examples=25)
-settings.load_profile("shaping")
