@@ -11,6 +11,9 @@ BIN := .venv/bin
 HARDWARE := $(if $(filter gpu,$(DEVICE)),hardware=gpu)
 PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
+# A training is a dozen processes, and each would compile every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo test lint format lock clean
 
