@@ -20,6 +20,21 @@ def kl_coefficient(config: Config, previous: RunState | None) -> float:
     return previous.kl_coef
 
 
+def shaped_rewards(
+    config: Config, iteration: int, responses: pl.DataFrame, rewards: pl.DataFrame, previous: RunState | None
+) -> tuple[pl.DataFrame, ShapingState]:
+    """`shape` under a run's configuration, from its state after the iteration before."""
+    return shape(
+        responses,
+        rewards,
+        shaping=config.shaping,
+        masks=config.algorithm.masks,
+        state=previous.shaping if previous else ShapingState(),
+        iteration=iteration,
+        response_length=config.rollout.response_length,
+    )
+
+
 def next_state(
     config: Config,
     iteration: int,
@@ -36,15 +51,7 @@ def next_state(
         previous: after the iteration before; None in the first.
     """
     responses = rollouts.filter(~is_greedy())
-    _, shaping = shape(
-        responses,
-        rewards,
-        shaping=config.shaping,
-        masks=config.algorithm.masks,
-        state=previous.shaping if previous else ShapingState(),
-        iteration=iteration,
-        response_length=config.rollout.response_length,
-    )
+    _, shaping = shaped_rewards(config, iteration, responses, rewards, previous)
     kl_coef = None
     if config.algorithm.target_kl is not None:
         assert ref_logprobs is not None, "the plan has the reference where a KL penalty is used"

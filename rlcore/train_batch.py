@@ -12,7 +12,7 @@ from rlcore.batches import GREEDY, TrainBatch, is_greedy
 from rlcore.config import AlgorithmConfig, Config
 from rlcore.padding import padded, unpadded
 from rlcore.reports import RunState
-from rlcore.run_state import kl_coefficient
+from rlcore.run_state import kl_coefficient, shaped_rewards
 from rlcore.shaping.pipeline import shape
 from rlcore.shaping.settings import MaskConfig
 from rlcore.shaping.state import ShapingState
@@ -38,15 +38,7 @@ def assemble_train_batch(
         previous: the run's state after the iteration before; None in the first, and where the run has none.
     """
     responses = rollouts.filter(~is_greedy())
-    shaped, _ = shape(
-        responses,
-        rewards,
-        shaping=config.shaping,
-        masks=config.algorithm.masks,
-        state=previous.shaping if previous else ShapingState(),
-        iteration=iteration,
-        response_length=config.rollout.response_length,
-    )
+    shaped, _ = shaped_rewards(config, iteration, responses, rewards, previous)
     joined = responses.join(shaped.drop("domain"), on="sample_id", how="left", maintain_order="left")
     absent = pl.lit(None, dtype=pl.List(pl.Float32))
     joined = _with_scores(joined, old_logprobs, "logprobs", "old_logprobs", default=pl.col("rollout_logprobs"))
