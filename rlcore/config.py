@@ -173,7 +173,9 @@ class TrainerConfig(Section):
     adam_beta2: Probability = 0.999
     max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
     max_tokens_per_micro_batch: Positive = 4096
-    """Token budget, padding included, of one forward and backward pass."""
+    """Token budget of one forward and backward pass."""
+    share_prompts: bool = True
+    """Train the responses to a prompt in one sequence after it, each seeing the prompt and itself."""
     data_parallel_size: Positive = 1
 
 
