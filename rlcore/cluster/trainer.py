@@ -91,7 +91,7 @@ CRITIC = Role("critic", CriticGroup, ("rlcore.trainer.critic", "CriticRank"))
 
 def rank_names(role: Role[Any], config: Config) -> list[str]:
     """The actors' names, by rank."""
-    return [f"{role.name}-{rank}" for rank in range(config.trainer.data_parallel_size)]
+    return [f"{role.name}-{rank}" for rank in range(config.trainer.world_size)]
 
 
 def rank_group(role: Role[G], config: Config, run_id: str) -> G:
@@ -99,7 +99,7 @@ def rank_group(role: Role[G], config: Config, run_id: str) -> G:
 
     The ranks of a group meet once, when they are made: if one is missing, all are made anew.
     """
-    size = config.trainer.data_parallel_size
+    size = config.trainer.world_size
     names = rank_names(role, config)
     there = [actor for name in names if (actor := find(name, run_id))]
     if len(there) == size:
@@ -111,7 +111,7 @@ def rank_group(role: Role[G], config: Config, run_id: str) -> G:
             Resident,
             name,
             run_id,
-            (*role.rank, config, rank, size, address, port, *role.options),
+            (*role.rank, config, rank, address, port, *role.options),
             {**QUIET_THREADS, **STEADY_MEMORY, "OMP_NUM_THREADS": str(config.hardware.trainer_threads)},
             num_gpus=config.hardware.trainer_gpus,
         )

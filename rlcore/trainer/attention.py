@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
+
+from rlcore.trainer.context import gather_sequence, places
 
 LONGEST_EXPLICIT = 1024
 """Longest tree, in tokens, whose attention weights a CPU writes out: up to there two matrix products are faster than
@@ -28,30 +31,31 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
     """softmax(scale·q·kᵀ) v over the keys of the mask.
 
     Args:
-        query: (heads, L, D).
-        key, value: (groups, L, D); each group of keys serves heads / groups heads in a row.
-        mask: (L, L) bool, each row with a key.
+        query: (heads, Q, D).
+        key, value: (groups, K, D); each group of keys serves heads / groups heads in a row.
+        mask: (Q, K) bool, each row with a key.
 
     Returns:
-        (heads, L, D).
+        (heads, Q, D).
     """
-    length = query.shape[1]
+    groups, length = key.shape[:2]
     if query.is_cuda or length > LONGEST_EXPLICIT:
         fused = functional.scaled_dot_product_attention(
             query[None], key[None], value[None], attn_mask=mask, scale=scale, enable_gqa=True
         )
         return fused[0]
-    groups, shared = key.shape[0], query.shape[0] // key.shape[0]
-    bias = torch.zeros(length, length, dtype=query.dtype).masked_fill_(~mask, float("-inf")).repeat(shared, 1)
-    scores = torch.baddbmm(bias, query.reshape(groups, shared * length, -1), key.transpose(1, 2), alpha=scale)
+    shared = query.shape[0] // groups
+    bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, float("-inf")).repeat(shared, 1)
+    scores = torch.baddbmm(bias, query.reshape(groups, -1, query.shape[2]), key.transpose(1, 2), alpha=scale)
     return torch.bmm(scores.softmax(-1), value).view_as(query)
 
 
 class TreeAttention(MegatronModule):
-    """The heads of one layer.
+    """The heads of one layer that are on this rank.
 
     `forward(query, key, value, layout)`: query (S, 1, heads, D), key and value (S, 1, groups, D), and the (2, S)
-    int64 layout of `MicroBatch` where Megatron passes a mask on. Returns (S, 1, heads·D).
+    int64 layout of `MicroBatch` where Megatron passes a mask on. Returns (S, 1, heads·D). Of a sequence divided over
+    context-parallel ranks the layout is the whole one's; keys and values are gathered, queries stay where they are.
     """
 
     def __init__(self, config: TransformerConfig, softmax_scale: float | None = None, **kwargs: Any) -> None:
@@ -59,9 +63,22 @@ class TreeAttention(MegatronModule):
         self.scale = softmax_scale or config.kv_channels**-0.5
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, layout: Tensor, **kwargs: Any) -> Tensor:
-        query, key, value = (heads.squeeze(1).transpose(0, 1) for heads in (query, key, value))
-        lengths = torch.unique_consecutive(layout[0], return_counts=True)[1].tolist()
-        parts = [tensor.split(lengths, dim=-2) for tensor in (query, key, value)]
-        trees = zip(*parts, layout[1].split(lengths), strict=True)
-        attended = torch.cat([attend(q, k, v, tree_mask(branches), self.scale) for q, k, v, branches in trees], dim=1)
-        return attended.transpose(0, 1).reshape(attended.shape[1], 1, -1)
+        group = parallel_state.get_context_parallel_group()
+        key, value = (gather_sequence(heads, group).squeeze(1).transpose(0, 1) for heads in (key, value))
+        query = query.squeeze(1).transpose(0, 1)
+        numbers, branches = layout
+        lengths = torch.unique_consecutive(numbers, return_counts=True)[1].tolist()
+        masks = [tree_mask(tree) for tree in branches.split(lengths)]
+        own_lengths = lengths
+        if group.size() > 1:
+            own = places(len(numbers), group.rank(), group.size()).to(layout.device)
+            own_lengths = torch.bincount(numbers[own], minlength=len(lengths)).tolist()
+            starts = torch.tensor([0, *lengths[:-1]]).cumsum(0).tolist()
+            masks = [
+                mask[rows - start] for mask, rows, start in zip(masks, own.split(own_lengths), starts, strict=True)
+            ]
+        trees = zip(
+            query.split(own_lengths, dim=1), key.split(lengths, dim=1), value.split(lengths, dim=1), masks, strict=True
+        )
+        attended = torch.cat([attend(*tree, self.scale) for tree in trees], dim=1)
+        return attended.transpose(0, 1).reshape(query.shape[1], 1, -1)

@@ -1,8 +1,8 @@
 """Megatron-Core on a machine without CUDA.
 
 Megatron-Core spells CUDA in many places: devices of new tensors, random states, type names. `install`
-replaces those spellings, once per process, for what this trainer uses: data-parallel ranks over gloo,
-the distributed optimizer over torch's AdamW, and torch_dist checkpoints.
+replaces those spellings, once per process, for what this trainer uses: its parallel layouts over gloo, the
+distributed optimizer over torch's AdamW, and torch_dist checkpoints.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ SPELL_CUDA = (
     "megatron.core.dist_checkpointing.strategies.state_dict_saver",
     "megatron.core.optimizer.clip_grads",
     "megatron.core.optimizer.optimizer",
+    "megatron.core.pipeline_parallel.schedules",
     "megatron.core.transformer.utils",
     "megatron.core.utils",
 )
@@ -59,6 +60,8 @@ def install() -> None:
     for name in SPELL_CUDA:
         importlib.import_module(name).torch = _TorchOnCpu()  # type: ignore[attr-defined]
     _answer_cuda_type_names()
+    _norms_under_sequence_parallelism()
+    _experts_without_streams()
     _complete_distributed_optimizer()
     _write_checkpoints_without_manager()
     _installed = True
@@ -115,6 +118,40 @@ def _answer_cuda_type_names() -> None:
         return name
 
     torch.Tensor.type = answer  # type: ignore[assignment,method-assign]
+
+
+def _norms_under_sequence_parallelism() -> None:
+    """Torch's RMSNorm refuses it, but only its gradient needs to know: that is added up over the ranks of a mark."""
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    make = WrappedTorchNorm.__new__
+
+    def make_marked(cls: type, config: Any, hidden_size: int, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        marked, config.sequence_parallel = config.sequence_parallel, False
+        norm: torch.nn.Module = make(cls, config, hidden_size, *args, **kwargs)
+        config.sequence_parallel = marked
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = marked  # type: ignore[attr-defined]
+        return norm
+
+    WrappedTorchNorm.__new__ = make_marked
+
+
+def _experts_without_streams() -> None:
+    """The numbers of tokens for each expert are in host memory already; the router finds no Transformer Engine."""
+    from megatron.core.transformer.moe import moe_utils
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+
+    def to_host(self: Any, point: str, tokens_per_expert: torch.Tensor | None = None) -> torch.Tensor | None:
+        for name in ("input_splits", "output_splits", "output_splits_tp"):
+            splits = getattr(self, name)
+            if isinstance(splits, torch.Tensor):
+                setattr(self, name, splits.numpy())
+        return tokens_per_expert
+
+    moe_utils.te_general_gemm = None
+    MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = object()
+    MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = to_host
 
 
 def _complete_distributed_optimizer() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import polars as pl
 import torch
 from mbridge.core.bridge import Bridge
+from torch import Tensor
 from transformers import AutoConfig
 
 from rlcore.config import Config, model_directory
 from rlcore.trainer.learner import Learner
+from rlcore.trainer.microbatches import MicroBatch
 from rlcore.trainer.model import UnsupportedModel, ValueModel, load_critic
 from rlcore.trainer.objective import Totals
 from rlcore.trainer.report import value_metrics
@@ -26,7 +28,6 @@ class CriticRank(Learner):
         self,
         config: Config,
         rank: int = 0,
-        world_size: int = 1,
         master_address: str = "127.0.0.1",
         master_port: int = 0,
     ) -> None:
@@ -35,23 +36,25 @@ class CriticRank(Learner):
         Raises:
             FileNotFoundError: no model at config.critic.path.
             UnsupportedModel: a model that this trainer does not compute, or of another vocabulary than the policy.
-            ValueError: a rank, world size or port that cannot be.
+            ValueError: a rank or port that cannot be.
         """
         self.directory = model_directory(config.critic_model, key="critic.path")
         critic = config.critic
         own = {"learning_rate": critic.learning_rate, "max_grad_norm": critic.max_grad_norm}
         settings = config.trainer.model_copy(update=own)
-        super().__init__(config, settings, critic.epochs, rank, world_size, master_address, master_port)
+        super().__init__(config, settings, critic.epochs, rank, master_address, master_port)
 
-    def _load_model(self, dtype: torch.dtype) -> tuple[ValueModel, Bridge]:
-        model, bridge = load_critic(self.directory, dtype)
-        policy = AutoConfig.from_pretrained(model_directory(self.config.model))
-        if model.vocab_size != policy.vocab_size:
+    def _load_model(self, dtype: torch.dtype) -> tuple[list[ValueModel], Bridge]:
+        own, policy = (
+            AutoConfig.from_pretrained(directory).vocab_size
+            for directory in (self.directory, model_directory(self.config.model))
+        )
+        if own != policy:
             raise UnsupportedModel(
-                f"critic.path: {self.directory} has a vocabulary of {model.vocab_size} tokens, the policy one of "
-                f"{policy.vocab_size}: a critic reads the policy's tokens, so it needs the same tokenizer"
+                f"critic.path: {self.directory} has a vocabulary of {own} tokens, the policy one of {policy}: "
+                "a critic reads the policy's tokens, so it needs the same tokenizer"
             )
-        return model, bridge
+        return load_critic(self.settings, self.directory, dtype)
 
     def values(self, batch: pl.DataFrame) -> pl.DataFrame:
         """A ValueBatch of this rank's share of the rows, in their order; all rows in a world of one.
@@ -61,11 +64,11 @@ class CriticRank(Learner):
         """
         return self._score_responses("values", batch)
 
-    def _accumulate_gradients(self, batch: pl.DataFrame, rows: list[int], totals: Totals) -> dict[str, float]:
-        shares = []
-        for micro in self._micro_batches(batch, rows):
-            [values] = self._forward(micro)
-            loss, share = value_objective(self.config, batch, micro, values, totals)
-            loss.backward()
-            shares.append(share)
-        return value_metrics(shares)
+    def _objective(
+        self, batch: pl.DataFrame, totals: Totals, micro: MicroBatch, outputs: list[Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        [values] = outputs
+        return value_objective(self.config, batch, micro, values, totals)
+
+    def _metrics(self, parts: list[dict[str, Tensor]]) -> dict[str, float]:
+        return value_metrics(parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from mbridge.core.bridge import Bridge
@@ -16,12 +17,18 @@ from rlcore.trainer.checkpoint import replace_directory
 WEIGHTS = "model.safetensors"
 
 
-def write_weights(model: GPTModel, bridge: Bridge, file: Path) -> int:
+def write_weights(pieces: Sequence[GPTModel], bridge: Bridge, file: Path, *, writes: bool) -> int:
     """One safetensors file of all tensors, in the model's dtype, tied embeddings once; its size in bytes.
 
-    The file appears under its name when it is complete.
+    All ranks call it together, with their pieces of the model; the one that `writes` does, the others return 0. The
+    file appears under its name when it is complete.
     """
-    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in bridge.export_weights([model])}
+    exported = bridge.export_weights(list(pieces))
+    if not writes:
+        for _ in exported:
+            pass
+        return 0
+    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in exported}
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
@@ -32,11 +39,17 @@ def write_weights(model: GPTModel, bridge: Bridge, file: Path) -> int:
     return file.stat().st_size
 
 
-def write_huggingface(model: GPTModel, bridge: Bridge, source: Path, directory: Path) -> None:
+def write_huggingface(
+    pieces: Sequence[GPTModel], bridge: Bridge, source: Path, directory: Path, *, writes: bool
+) -> None:
     """A Hugging Face model directory: these weights, and everything but weights of the directory `source`.
 
-    The directory appears under its name when it is complete; one that was there is replaced.
+    All ranks call it together; the one that `writes` does. The directory appears under its name when it is complete;
+    one that was there is replaced.
     """
+    if not writes:
+        write_weights(pieces, bridge, directory / WEIGHTS, writes=False)
+        return
     directory.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
@@ -44,7 +57,7 @@ def write_huggingface(model: GPTModel, bridge: Bridge, source: Path, directory: 
         for file in source.iterdir():
             if file.is_file() and ".safetensors" not in file.name:
                 shutil.copy(file, staging)
-        write_weights(model, bridge, staging / WEIGHTS)
+        write_weights(pieces, bridge, staging / WEIGHTS, writes=True)
         replace_directory(staging, directory)
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 import torch
@@ -14,7 +14,7 @@ from rlcore.trainer.packing import Tree
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Trees one after the other in a sequence of S tokens without padding; B rows, of at most T response tokens.
+    """Trees one after the other in a sequence of S tokens; B rows, of at most T response tokens.
 
     The N scored tokens, and those of `response_mask`, are the response tokens row after row.
     """
@@ -33,6 +33,8 @@ class MicroBatch:
     """(N,) int64: the response tokens."""
     response_mask: Tensor
     """(B, T) bool: the row has a response token here."""
+    counts: bool
+    """False: there only so that all ranks have the same number; nothing is learnt from it."""
 
     def align(self, values: Tensor) -> Tensor:
         """(N,) values of the scored tokens as a response-aligned (B, T), 0 where there is no token."""
@@ -41,12 +43,15 @@ class MicroBatch:
         return aligned
 
     def to(self, device: torch.device) -> MicroBatch:
-        tensors = (self.input_ids, self.positions, self.layout, self.scored, self.labels, self.response_mask)
-        return MicroBatch(self.rows, *(tensor.to(device) for tensor in tensors))
+        names = ("input_ids", "positions", "layout", "scored", "labels", "response_mask")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
-def collate(batch: pl.DataFrame, trees: Sequence[Tree]) -> MicroBatch:
+def collate(batch: pl.DataFrame, trees: Sequence[Tree], *, multiple_of: int = 1, counts: bool = True) -> MicroBatch:
     """Tensors of the given trees; each row has at least one prompt and one response token.
+
+    Args:
+        multiple_of: what S must be divisible by. Tokens that fill it up are a tree that nothing else sees.
 
     Raises:
         ValueError: a prompt or response of these rows is empty.
@@ -75,6 +80,11 @@ def collate(batch: pl.DataFrame, trees: Sequence[Tree]) -> MicroBatch:
         tokens += pieces
         numbers.append(torch.full((tree.tokens,), number))
         end += tree.tokens
+    if missing := -end % multiple_of:
+        tokens.append(torch.zeros(missing, dtype=torch.int64))
+        positions.append(torch.arange(missing))
+        branches.append(torch.zeros(missing, dtype=torch.int64))
+        numbers.append(torch.full((missing,), len(trees)))
     lengths = torch.tensor([len(response) for response in labels])
     return MicroBatch(
         rows=rows,
@@ -84,6 +94,7 @@ def collate(batch: pl.DataFrame, trees: Sequence[Tree]) -> MicroBatch:
         scored=torch.cat(scored),
         labels=torch.cat(labels),
         response_mask=torch.arange(int(lengths.max())) < lengths[:, None],
+        counts=counts,
     )
 
 

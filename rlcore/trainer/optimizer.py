@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
@@ -12,21 +13,25 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 
 from rlcore.config import TrainerConfig
 
+Sharding = Literal["dp_reshardable", "fully_reshardable"]
+
 
 class NonFiniteGradient(ArithmeticError):
     """The gradient of a batch is not finite."""
 
 
-def distribute(model: GPTModel) -> DistributedDataParallel:
-    """The model with float32 gradient buffers that are summed, not averaged, over the data-parallel ranks.
+def distribute(pieces: Sequence[GPTModel]) -> list[DistributedDataParallel]:
+    """The pieces of the model with float32 gradient buffers that the data-parallel ranks sum, not average.
 
     The sum is because each rank's loss is already in the denominators of the whole batch.
     """
     settings = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
-    return DistributedDataParallel(config=model.config, ddp_config=settings, module=model)
+    return [DistributedDataParallel(config=piece.config, ddp_config=settings, module=piece) for piece in pieces]
 
 
-def make_optimizer(config: TrainerConfig, model: DistributedDataParallel, dtype: torch.dtype) -> MegatronOptimizer:
+def make_optimizer(
+    config: TrainerConfig, pieces: Sequence[DistributedDataParallel], dtype: torch.dtype
+) -> MegatronOptimizer:
     """AdamW with gradient clipping; norms and biases are not decayed."""
     settings = OptimizerConfig(
         optimizer="adam",
@@ -39,7 +44,7 @@ def make_optimizer(config: TrainerConfig, model: DistributedDataParallel, dtype:
         params_dtype=dtype,
         use_distributed_optimizer=True,
     )
-    optimizer = get_megatron_optimizer(settings, [model])
+    optimizer = get_megatron_optimizer(settings, list(pieces))
     set_hyperparameters(optimizer, config)
     return optimizer
 
@@ -56,13 +61,13 @@ def set_hyperparameters(optimizer: MegatronOptimizer, config: TrainerConfig) -> 
         group["weight_decay"] = config.weight_decay * group["wd_mult"]
 
 
-def reduce_gradients(model: DistributedDataParallel, optimizer: MegatronOptimizer) -> float:
+def reduce_gradients(pieces: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> float:
     """Sum the ranks' gradients; the norm of the sum, before clipping (which `optimizer.step` does).
 
     Raises:
         NonFiniteGradient: the norm is not finite.
     """
-    finalize_model_grads([model])
+    finalize_model_grads(list(pieces))
     optimizer.prepare_grads()
     norm = float(optimizer.get_grad_norm())
     if not math.isfinite(norm):
@@ -70,18 +75,24 @@ def reduce_gradients(model: DistributedDataParallel, optimizer: MegatronOptimize
     return norm
 
 
-def zero_gradients(model: DistributedDataParallel, optimizer: MegatronOptimizer) -> None:
-    model.zero_grad_buffer()
+def zero_gradients(pieces: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
+    for piece in pieces:
+        piece.zero_grad_buffer()
     optimizer.zero_grad()
 
 
-def sharded_state(model: DistributedDataParallel, optimizer: MegatronOptimizer, *, is_loading: bool) -> dict[str, Any]:
+def sharded_state(
+    pieces: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer, sharding: Sharding, *, is_loading: bool
+) -> dict[str, Any]:
     """What a distributed checkpoint holds of model and optimizer.
 
     The optimizer's format `dp_reshardable` writes each rank's shards as they lie in memory: another number of
-    data-parallel ranks can load it, another tensor or pipeline layout cannot.
+    data-parallel ranks can load it, another tensor or pipeline layout cannot. `fully_reshardable` any layout can,
+    for more time and memory when it is written.
     """
-    metadata = {"distrib_optim_sharding_type": "dp_reshardable"}
-    model_state = model.module.sharded_state_dict(metadata=metadata)
+    metadata = {"distrib_optim_sharding_type": sharding}
+    model_state = {
+        f"model{number}": piece.module.sharded_state_dict(metadata=metadata) for number, piece in enumerate(pieces)
+    }
     optimizer_state = optimizer.sharded_state_dict(model_state, is_loading=is_loading, metadata=metadata)
-    return {"model": model_state, "optimizer": optimizer_state}
+    return {**model_state, "optimizer": optimizer_state}

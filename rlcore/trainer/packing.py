@@ -91,16 +91,41 @@ def fill_micro_batches(trees: Sequence[Tree], budget: int) -> list[list[Tree]]:
     return filled
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The trees of one micro-batch."""
+
+    trees: list[Tree]
+    counts: bool
+    """False: it only makes the ranks' numbers of micro-batches equal."""
+
+
 def pack(
-    rows: Sequence[int], lengths: RowLengths, *, share_prompts: bool, budget: int, rank: int, ranks: int
-) -> list[list[Tree]]:
-    """The micro-batches of one data-parallel rank. All ranks together hold each row once."""
+    rows: Sequence[int],
+    lengths: RowLengths,
+    *,
+    share_prompts: bool,
+    budget: int,
+    rank: int,
+    ranks: int,
+    number_of: int | None = None,
+) -> list[Packed]:
+    """The micro-batches of one data-parallel rank. All ranks together hold each row once.
+
+    Args:
+        number_of: all ranks have the same number of micro-batches, a multiple of this one; None: as many as they need.
+    """
     limit = budget
     if ranks > 1:
         # A batch of few prompts has work for all ranks too.
         limit = min(budget, -(-lengths.total(rows) // ranks))
     trees = grow_trees(rows, lengths, share_prompts=share_prompts, limit=limit)
-    return fill_micro_batches(deal(trees, ranks)[rank], budget)
+    by_rank = [fill_micro_batches(dealt, budget) for dealt in deal(trees, ranks)]
+    packed = [Packed(filled, counts=True) for filled in by_rank[rank]]
+    if number_of is not None:
+        number = -(-max(map(len, by_rank)) // number_of) * number_of
+        packed += [Packed([trees[0]], counts=False)] * (number - len(packed))
+    return packed
 
 
 def _largest_first(trees: Sequence[Tree]) -> list[Tree]:

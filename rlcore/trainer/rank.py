@@ -7,12 +7,14 @@ from pathlib import Path
 import polars as pl
 import torch
 from mbridge.core.bridge import Bridge
+from torch import Tensor
 
 from rlcore.config import Config, model_directory
 from rlcore.trainer.export import write_huggingface, write_weights
 from rlcore.trainer.learner import Learner
+from rlcore.trainer.microbatches import MicroBatch
 from rlcore.trainer.model import ResponseScorer, load_policy
-from rlcore.trainer.objective import Totals, objective, with_selection
+from rlcore.trainer.objective import TokenLogprobs, Totals, objective, with_selection
 from rlcore.trainer.report import policy_metrics
 
 
@@ -23,7 +25,6 @@ class TrainerRank(Learner):
         self,
         config: Config,
         rank: int = 0,
-        world_size: int = 1,
         master_address: str = "127.0.0.1",
         master_port: int = 0,
         trainable: bool = True,
@@ -33,16 +34,15 @@ class TrainerRank(Learner):
         Raises:
             FileNotFoundError: no model at config.model.path.
             UnsupportedModel: a model that this trainer does not compute.
-            ValueError: a rank, world size or port that cannot be.
+            ValueError: a rank or port that cannot be.
         """
         self.directory = model_directory(config.model)
         epochs = config.algorithm.ppo_epochs
-        super().__init__(
-            config, config.trainer, epochs, rank, world_size, master_address, master_port, trainable=trainable
-        )
+        super().__init__(config, config.trainer, epochs, rank, master_address, master_port, trainable=trainable)
 
-    def _load_model(self, dtype: torch.dtype) -> tuple[ResponseScorer, Bridge]:
+    def _load_model(self, dtype: torch.dtype) -> tuple[list[ResponseScorer], Bridge]:
         return load_policy(
+            self.settings,
             self.directory,
             dtype,
             temperature=self.config.rollout.temperature,
@@ -59,12 +59,11 @@ class TrainerRank(Learner):
 
     def export_weights(self, path: str) -> int:
         """Write one safetensors file, as a fresh engine would load it; its size in bytes. Rank 0 writes, others 0."""
-        return write_weights(self.model, self.bridge, Path(path)) if self.rank == 0 else 0
+        return write_weights(self.pieces, self.bridge, Path(path), writes=self.rank == 0)
 
     def export_huggingface(self, directory: str) -> None:
         """Write a directory that transformers and vLLM load. Rank 0 writes."""
-        if self.rank == 0:
-            write_huggingface(self.model, self.bridge, self.directory, Path(directory))
+        write_huggingface(self.pieces, self.bridge, self.directory, Path(directory), writes=self.rank == 0)
 
     def _rows_that_train(self, iteration: int, batch: pl.DataFrame) -> list[int]:
         """None while only the critic trains: the update counts as skipped."""
@@ -74,12 +73,12 @@ class TrainerRank(Learner):
     def _prepared(self, batch: pl.DataFrame, rows: list[int]) -> pl.DataFrame:
         return with_selection(self.config.algorithm, batch, rows)
 
-    def _accumulate_gradients(self, batch: pl.DataFrame, rows: list[int], totals: Totals) -> dict[str, float]:
-        shares, tokens = [], []
-        for micro in self._micro_batches(batch, rows):
-            logprobs, entropy = self._forward(micro)
-            loss, share, kept = objective(self.config.algorithm, batch, micro, logprobs, entropy, totals)
-            loss.backward()
-            shares.append(share)
-            tokens.append(kept)
-        return policy_metrics(shares, tokens)
+    def _objective(
+        self, batch: pl.DataFrame, totals: Totals, micro: MicroBatch, outputs: list[Tensor]
+    ) -> tuple[Tensor, tuple[dict[str, Tensor], TokenLogprobs]]:
+        logprobs, entropy = outputs
+        loss, shares, tokens = objective(self.config.algorithm, batch, micro, logprobs, entropy, totals)
+        return loss, (shares, tokens)
+
+    def _metrics(self, parts: list[tuple[dict[str, Tensor], TokenLogprobs]]) -> dict[str, float]:
+        return policy_metrics([shares for shares, _ in parts], [tokens for _, tokens in parts])

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from torch import Tensor
 
 from rlcore.algorithms.metrics import effective_sample_size, logprob_gap, ratio_quantiles
 from rlcore.trainer.objective import TokenLogprobs
+from rlcore.trainer.world import computes_outputs
 
 METRICS = (
     "loss",
@@ -47,7 +47,7 @@ LAST_STEP = (
 
 
 def policy_metrics(shares: Sequence[dict[str, Tensor]], tokens: Sequence[TokenLogprobs]) -> dict[str, float]:
-    """Metrics of one optimizer step from every rank's micro-batches. All data-parallel ranks call it together.
+    """Metrics of one optimizer step from every rank's micro-batches. All ranks call it together.
 
     METRICS and what else the shares name are sums of the shares; the ratio's quantiles and the comparison of trainer
     and engine are of all the step's tokens. `rollout` is what trainer and engine are compared by: the batch's own
@@ -83,9 +83,10 @@ def over_steps(steps: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _from_all_ranks(local: Any) -> list[Any]:
-    everyone: list[Any] = [None] * parallel_state.get_data_parallel_world_size()
-    dist.all_gather_object(everyone, local, group=parallel_state.get_data_parallel_group())
-    return everyone
+    """What each data-parallel replica says, on all ranks."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, local if computes_outputs() else None)
+    return [part for part in everyone if part is not None]
 
 
 def _sum(shares: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

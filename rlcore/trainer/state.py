@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,35 +15,40 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
-from rlcore.trainer.optimizer import sharded_state
+from rlcore.trainer.optimizer import Sharding, sharded_state
 
 
 class CheckpointFailed(RuntimeError):
     """A rank could not write or read its part of a checkpoint."""
 
 
-def save_state(directory: Path, model: DistributedDataParallel, optimizer: MegatronOptimizer) -> None:
+def save_state(
+    directory: Path, pieces: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer, sharding: Sharding
+) -> None:
     """Write the checkpoint into an existing, empty directory. All ranks call it together.
 
     Raises:
         CheckpointFailed: a rank could not write; says why.
     """
-    state = sharded_state(model, optimizer, is_loading=False)
+    state = sharded_state(pieces, optimizer, sharding, is_loading=False)
     state["random"] = {"torch": torch.get_rng_state(), "megatron": get_cuda_rng_tracker().get_states()}
     with _failures_of_ranks("saving", directory):
         dist_checkpointing.save(state, str(directory))
 
 
-def load_state(directory: Path, model: DistributedDataParallel, optimizer: MegatronOptimizer) -> None:
+def load_state(
+    directory: Path, pieces: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer, sharding: Sharding
+) -> None:
     """Restore model, optimizer and random states in place. All ranks call it together.
 
     Raises:
         CheckpointFailed: a rank could not read; says why.
     """
-    wanted = sharded_state(model, optimizer, is_loading=True)
+    wanted = sharded_state(pieces, optimizer, sharding, is_loading=True)
     with _failures_of_ranks("loading", directory):
         state = dist_checkpointing.load(wanted, str(directory), strict=StrictHandling.RAISE_ALL)
-    model.module.load_state_dict(state["model"])
+    for number, piece in enumerate(pieces):
+        piece.module.load_state_dict(state[f"model{number}"])
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["random"]["torch"])
     get_cuda_rng_tracker().set_states(state["random"]["megatron"])

@@ -45,19 +45,19 @@ def with_values(batch: pl.DataFrame, critic: CriticRank) -> pl.DataFrame:
 
 def with_a_head(critic: CriticRank, seed: int = 0) -> Tensor:
     """Gives the critic a random head, as if it had trained; the head (1, H)."""
-    head = torch.randn(critic.model.value_head.weight.shape, generator=torch.Generator().manual_seed(seed)) / 10
+    head = torch.randn(critic.pieces[0].value_head.weight.shape, generator=torch.Generator().manual_seed(seed)) / 10
     with torch.no_grad():
-        critic.model.value_head.weight.copy_(head)
+        critic.pieces[0].value_head.weight.copy_(head)
     return head
 
 
 def weights(critic: CriticRank) -> dict[str, Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in critic.model.named_parameters()}
+    return {name: parameter.detach().clone() for name, parameter in critic.pieces[0].named_parameters()}
 
 
 def gradients(critic: CriticRank) -> dict[str, Tensor]:
     """What the last step stepped on, after clipping, by Megatron's names."""
-    return {name: parameter.main_grad.clone() for name, parameter in critic.model.named_parameters()}
+    return {name: parameter.main_grad.clone() for name, parameter in critic.pieces[0].named_parameters()}
 
 
 def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float = 0.0) -> None:
@@ -178,7 +178,8 @@ def test_two_data_parallel_ranks_equal_one(tiny_llama: Path) -> None:
     first, second = (with_values(train_batch(rows=5, seed=seed), critic) for seed in (1, 2))
     script: list[Call] = [("update", (1, "1", first)), ("update", (2, "2", second)), ("values", (first,))]
     *reports, values = [getattr(critic, method)(*arguments) for method, arguments in script]
-    ours, theirs = run_world(CriticRank, config, script, size=2)
+    two = config.model_copy(update={"trainer": config.trainer.model_copy(update={"world_size": 2})})
+    [ours], [theirs] = run_world(CriticRank, [(two, script)])
     for left, right, alone in zip(ours[:2], theirs[:2], reports, strict=True):
         assert left["optimizer_steps"] == right["optimizer_steps"] == 2
         for name in alone["metrics"].keys() - {"tokens_per_second"}:
@@ -232,9 +233,9 @@ def test_going_on_from_a_checkpoint_equals_never_having_stopped(tiny_llama: Path
 
 def test_while_only_the_critic_trains_the_policys_updates_are_skipped(tiny_llama: Path) -> None:
     trainer = TrainerRank(critic_config(tiny_llama, critic={"warmup_iterations": 2}))
-    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    before = {name: parameter.detach().clone() for name, parameter in trainer.pieces[0].named_parameters()}
     batch = train_batch()
     reports = [UpdateReport.model_validate(trainer.update(iteration, f"{iteration}", batch)) for iteration in (1, 2, 3)]
     assert [(report.skipped, report.optimizer_steps) for report in reports] == [(True, 0), (True, 0), (False, 1)]
     assert trainer.policy_version() == 3
-    assert any(not torch.equal(before[name], parameter) for name, parameter in trainer.model.named_parameters())
+    assert any(not torch.equal(before[name], parameter) for name, parameter in trainer.pieces[0].named_parameters())

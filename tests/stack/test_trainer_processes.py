@@ -39,7 +39,9 @@ def test_two_data_parallel_ranks_equal_one_and_one_goes_on_from_their_checkpoint
     tiny_llama: Path, tmp_path: Path
 ) -> None:
     # A small step, because where a gradient is about 0 rounding decides the sign of AdamW's first steps.
-    config = trainer_config(tiny_llama, trainer={"learning_rate": 1e-5})
+    config, divided = (
+        trainer_config(tiny_llama, trainer={"learning_rate": 1e-5, "world_size": ranks}) for ranks in (1, 2)
+    )
     batch = train_batch(rows=5)
     lonely = ("update", (2, "digest 2", train_batch(rows=1)))
     script: list[Call] = [
@@ -49,7 +51,7 @@ def test_two_data_parallel_ranks_equal_one_and_one_goes_on_from_their_checkpoint
         ("export_weights", (str(tmp_path / "two"),)),
         ("save_checkpoint", (str(tmp_path / "checkpoint"),)),
     ]
-    first, second = run_world(TrainerRank, config, script, size=2)
+    [first], [second] = run_world(TrainerRank, [(divided, script)])
     trainer = TrainerRank(config)
     whole, *reports = [getattr(trainer, method)(*arguments) for method, arguments in script[:3]]
     trainer.export_weights(str(tmp_path / "one"))
@@ -86,11 +88,15 @@ def test_going_on_from_a_checkpoint_in_another_process_equals_never_having_stopp
     reports += [trainer.update(*update(iteration)[1]) for iteration in (3, 4)]
     trainer.export_weights(str(tmp_path / "uninterrupted"))
     export: Call = ("export_weights", (str(tmp_path / "resumed"),))
-    [[_, version, *resumed, _]] = run_world(
-        TrainerRank,
-        config,
-        [("load_checkpoint", (saved,)), ("policy_version", ()), update(2), update(3), update(4), export],
-    )
+    script: list[Call] = [
+        ("load_checkpoint", (saved,)),
+        ("policy_version", ()),
+        update(2),
+        update(3),
+        update(4),
+        export,
+    ]
+    [[[_, version, *resumed, _]]] = run_world(TrainerRank, [(config, script)])
     assert version == 2
     assert resumed[0] == reports[1]
     assert [report["metrics"]["grad_norm"] for report in resumed] == [
@@ -138,5 +144,5 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_with_place_and_free_spa
 def test_a_process_is_in_one_world(tiny_llama: Path) -> None:
     TrainerRank(trainer_config(tiny_llama), trainable=False)
     with pytest.raises(ValueError, match="this process is rank 0 of 1, not 1 of 2"):
-        TrainerRank(trainer_config(tiny_llama), rank=1, world_size=2)
+        TrainerRank(trainer_config(tiny_llama, trainer={"world_size": 2}), rank=1)
     assert torch.distributed.get_world_size() == 1

@@ -138,18 +138,26 @@ Call = tuple[str, tuple[Any, ...]]
 """A method of a rank and its arguments."""
 
 
-def run_world(kind: Callable[..., Learner], config: Config, script: list[Call], size: int = 1) -> list[list[Any]]:
-    """Each rank's results of the calls, from `size` fresh processes."""
+def run_world(kind: Callable[..., Learner], learners: list[tuple[Config, list[Call]]]) -> list[list[list[Any]]]:
+    """Each rank's results of the calls, by learner, from as many fresh processes as the first one has ranks.
+
+    Args:
+        learners: one after the other in the same processes; all of the same layout.
+    """
+    size = learners[0][0].trainer.world_size
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     with ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn")) as processes:
-        ranks = [processes.submit(_run_rank, kind, rank, size, port, script, config) for rank in range(size)]
+        ranks = [processes.submit(_run_rank, kind, rank, port, learners) for rank in range(size)]
         return [rank.result() for rank in ranks]
 
 
 def _run_rank(
-    kind: Callable[..., Learner], rank: int, world_size: int, port: int, script: list[Call], config: Config
-) -> list[Any]:
-    learner = kind(config, rank, world_size, master_port=port)
-    return [getattr(learner, method)(*arguments) for method, arguments in script]
+    kind: Callable[..., Learner], rank: int, port: int, learners: list[tuple[Config, list[Call]]]
+) -> list[list[Any]]:
+    results = []
+    for config, script in learners:
+        learner = kind(config, rank, master_port=port)
+        results.append([getattr(learner, method)(*arguments) for method, arguments in script])
+    return results

@@ -6,7 +6,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.trainer.packing import RowLengths, Tree, deal, fill_micro_batches, grow_trees, pack
+from rlcore.trainer.packing import Packed, RowLengths, Tree, deal, fill_micro_batches, grow_trees, pack
 
 BATCH = pl.DataFrame(
     {
@@ -60,10 +60,27 @@ def test_all_ranks_together_hold_every_row_once_in_micro_batches_within_the_budg
 ) -> None:
     rows = range(len(lengths.prompts))
     packed = [pack(rows, lengths, share_prompts=share, budget=budget, rank=rank, ranks=ranks) for rank in range(ranks)]
-    held = [row for micro_batches in packed for trees in micro_batches for tree in trees for row in tree.rows]
+    held = [row for parts in packed for part in parts for tree in part.trees for row in tree.rows]
     assert sorted(held) == list(rows)
-    for trees in (trees for micro_batches in packed for trees in micro_batches):
-        assert len(trees) == 1 or sum(tree.tokens for tree in trees) <= budget
+    for part in (part for parts in packed for part in parts):
+        assert part.counts
+        assert len(part.trees) == 1 or sum(tree.tokens for tree in part.trees) <= budget
+
+
+@given(row_lengths(), st.integers(1, 5), st.integers(1, 100), st.integers(1, 3))
+def test_where_ranks_need_equal_numbers_the_missing_micro_batches_do_not_count(
+    lengths: RowLengths, ranks: int, budget: int, number_of: int
+) -> None:
+    def packed(rank: int, number_of: int | None) -> list[Packed]:
+        rows = range(len(lengths.prompts))
+        return pack(rows, lengths, share_prompts=True, budget=budget, rank=rank, ranks=ranks, number_of=number_of)
+
+    filled = [packed(rank, number_of) for rank in range(ranks)]
+    assert len({len(parts) for parts in filled}) == 1
+    assert len(filled[0]) % number_of == 0
+    assert [[part for part in parts if part.counts] for parts in filled] == [
+        packed(rank, None) for rank in range(ranks)
+    ]
 
 
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 5))
@@ -77,7 +94,8 @@ def test_no_rank_has_more_than_its_share_and_one_tree(sizes: list[int], ranks: i
 def test_a_batch_of_one_prompt_is_divided_among_the_ranks() -> None:
     lengths = RowLengths([10] * 8, [21] * 8, [0] * 8)
     packed = [pack(range(8), lengths, share_prompts=True, budget=1000, rank=rank, ranks=2) for rank in range(2)]
-    assert [[tree.rows for trees in mine for tree in trees] for mine in packed] == [[(0, 1, 2, 3, 4)], [(5, 6, 7)]]
+    rows = [[tree.rows for part in parts for tree in part.trees] for parts in packed]
+    assert rows == [[(0, 1, 2, 3, 4)], [(5, 6, 7)]]
 
 
 def test_micro_batches_take_the_largest_first_and_fill_up() -> None:
