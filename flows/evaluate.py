@@ -9,7 +9,7 @@ from flows.runs import open_iteration
 from flows.runtime import flow_run_name, stage_runner
 from rlcore.store import StoreError
 from tasks import stages
-from tasks.stage import await_stages, on_ray
+from tasks.stage import await_stages
 
 
 @flow(name="evaluate", task_runner=stage_runner(), flow_run_name=flow_run_name)
@@ -23,8 +23,7 @@ async def evaluate(config: str = "arithmetic", overrides: list[str] | None = Non
     synced = it.store.find(iteration, "sync")
     if iteration > 0 and synced is None:
         raise StoreError(f"{it.store.url} has no policy of iteration {iteration}: its sync is not in the ledger")
-    with on_ray():
-        evaluated = stages.evaluate.submit(it, synced=synced.output if synced else None)
+    evaluated = stages.evaluate.submit(it, synced=synced.output if synced else None)
     await await_stages(evaluated)
     if iteration == 0:
         await publish(it)

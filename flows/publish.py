@@ -16,6 +16,7 @@ from rlcore.iteration import Iteration
 from rlcore.store import RunStore
 from rlcore.tracking.history import read_metrics
 from rlcore.tracking.metrics import Metrics, read_iteration_metrics
+from rlcore.tracking.outputs import IterationOutputs
 from rlcore.tracking.report import learning_curve_svg, write_report
 from rlcore.tracking.sinks import Tracker
 
@@ -24,12 +25,13 @@ SAMPLED_RESPONSES = 3
 
 async def publish(it: Iteration) -> Metrics:
     """Log and show a finished iteration, from what its stages left on disk; its metrics."""
-    metrics = read_iteration_metrics(it.store, it.number)
+    outputs = IterationOutputs(it.store, it.number)
+    metrics = read_iteration_metrics(outputs)
     tracker(it.store.url).log(it.number, metrics)
     await asyncio.gather(
         _artifact(it, "metrics", metrics_table(it.number, metrics)),
         _artifact(it, "learning-curve", _image(learning_curve_svg(read_metrics(it.store.directory)))),
-        *([_artifact(it, "responses", sampled_responses(it))] if it.number else []),
+        *([_artifact(it, "responses", sampled_responses(outputs))] if it.number else []),
     )
     if "eval/accuracy" in metrics:
         write_report(it.store.directory)
@@ -51,17 +53,16 @@ def metrics_table(iteration: int, metrics: Metrics) -> str:
     return "\n".join([f"## Iteration {iteration}", "", "| metric | value |", "|---|---:|", *lines])
 
 
-def sampled_responses(it: Iteration) -> str:
+def sampled_responses(outputs: IterationOutputs) -> str:
     """Markdown: the prompt, response and reward of a few responses, the same few whenever it is asked."""
-    outputs = {e.stage: e.output for e in it.store.ledger() if e.iteration == it.number}
-    prompts, rollouts, rewards = (it.store.read_batch(outputs[stage]) for stage in ("sample", "generate", "reward"))
+    prompts, rollouts, rewards = (outputs.batch(stage) for stage in ("sample", "generate", "reward"))
     rows = (
         rollouts.join(rewards.select("sample_id", "reward", "reward_status"), on="sample_id")
         .join(prompts.select("prompt_id", "messages", "ground_truth"), on="prompt_id")
-        .sample(min(SAMPLED_RESPONSES, len(rollouts)), seed=it.number)
+        .sample(min(SAMPLED_RESPONSES, len(rollouts)), seed=outputs.iteration)
         .with_columns(prompt=pl.col("messages").list.last().struct.field("content"))
     )
-    parts = [f"## Iteration {it.number}"]
+    parts = [f"## Iteration {outputs.iteration}"]
     for row in rows.iter_rows(named=True):
         score = "—" if row["reward"] is None else f"{row['reward']:g}"
         parts.append(

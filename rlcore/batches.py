@@ -6,10 +6,12 @@ unless said, per-token columns of equal length within a row, and no NaN anywhere
 
 from __future__ import annotations
 
+import functools
 from typing import ClassVar
 
 import pandera.polars as pa
 import polars as pl
+from pandera.api.base.checks import CheckResult
 from pandera.errors import SchemaError, SchemaErrors
 
 DROP_REASONS = ("empty_response", "no_reward", "group_mean", "no_variance", "history", "difficulty", "overlong")
@@ -198,31 +200,69 @@ def validate(batch: pl.DataFrame, schema: type[Batch]) -> pl.DataFrame:
     Raises:
         BatchError: names the column, the check, and the first three offending keys.
     """
+    if not _is_valid(batch, schema):
+        _refuse(batch, schema)
+    return batch
+
+
+def _is_valid(batch: pl.DataFrame, schema: type[Batch]) -> bool:
+    """Everything that the schema asks for, in few queries: pandera makes a dozen of them for every column."""
+    definition = schema.to_schema()
+    columns, frame = definition.columns.values(), batch.lazy()
+    return (
+        dict(batch.schema) == {column.name: column.dtype.type for column in columns}
+        and not any(batch[column.name].null_count() for column in columns if not column.nullable)
+        and all(batch[column.name].n_unique() == len(batch) for column in columns if column.unique)
+        and not any(
+            batch.select(offends.any().alias(f"{i}") for i, (*_, offends) in enumerate(_row_checks(schema))).row(0)
+        )
+        and all(_passes(check(frame, column.name)) for column in columns for check in column.checks)
+        and all(_passes(check(frame)) for check in definition.checks)
+    )
+
+
+def _passes(result: CheckResult) -> bool:
+    return bool(result.check_passed.collect().item())
+
+
+@functools.cache
+def _row_checks(schema: type[Batch]) -> tuple[tuple[str, str, pl.Expr], ...]:
+    """What pandera does not check: column, name of the check, and which rows fail it (null: they do not)."""
+    types = {column.name: column.dtype.type for column in schema.to_schema().columns.values()}
+    lists = {name: dtype.inner for name, dtype in types.items() if isinstance(dtype, pl.List)}
+    holes = [(name, "no null inside a list", _any_element(name, pl.element().is_null())) for name in lists]
+    infinite = [
+        (name, "finite", _any_element(name, ~pl.element().is_finite()) if name in lists else ~pl.col(name).is_finite())
+        for name, dtype in types.items()
+        if lists.get(name, dtype).is_float()
+    ]
+    first = schema._per_token[:1]
+    unequal = [
+        (name, f"as many elements as {first[0]}", pl.col(name).list.len() != pl.col(first[0]).list.len())
+        for name in schema._per_token[1:]
+    ]
+    return (*holes, *infinite, *unequal)
+
+
+def _any_element(column: str, condition: pl.Expr) -> pl.Expr:
+    return pl.col(column).list.eval(condition).list.any()
+
+
+def _refuse(batch: pl.DataFrame, schema: type[Batch]) -> None:
+    """Name the first thing that is wrong with a batch.
+
+    Raises:
+        BatchError: that.
+    """
     try:
         schema.validate(batch)
     except (SchemaError, SchemaErrors) as error:
         raise BatchError(_describe(error, batch, schema)) from None
-    lists = [name for name, dtype in batch.schema.items() if isinstance(dtype, pl.List)]
-    for name in lists:
-        holes = pl.col(name).list.eval(pl.element().is_null()).list.any()
-        _refuse(batch, schema, name, "no null inside a list", holes)
-    for name, dtype in batch.schema.items():
-        if dtype.is_float():
-            _refuse(batch, schema, name, "finite", ~pl.col(name).is_finite())
-        elif isinstance(dtype, pl.List) and dtype.inner in (pl.Float32, pl.Float64):
-            _refuse(batch, schema, name, "finite", ~pl.col(name).list.eval(pl.element().is_finite()).list.all())
-    for name in schema._per_token[1:]:
-        first = schema._per_token[0]
-        unequal = pl.col(name).list.len() != pl.col(first).list.len()
-        _refuse(batch, schema, name, f"as many elements as {first}", unequal)
-    return batch
-
-
-def _refuse(batch: pl.DataFrame, schema: type[Batch], column: str, check: str, offends: pl.Expr) -> None:
-    rows = batch.filter(offends.fill_null(False))
-    if len(rows):
-        keys = ", ".join(rows[schema._key].head(3).to_list())
-        raise BatchError(f"{schema.__name__}.{column}: {len(rows)} rows fail the check '{check}', first: {keys}")
+    for column, check, offends in _row_checks(schema):
+        rows = batch.filter(offends)
+        if len(rows):
+            keys = ", ".join(rows[schema._key].head(3).to_list())
+            raise BatchError(f"{schema.__name__}.{column}: {len(rows)} rows fail the check '{check}', first: {keys}")
 
 
 def _describe(error: SchemaError | SchemaErrors, batch: pl.DataFrame, schema: type[Batch]) -> str:

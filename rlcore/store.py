@@ -16,7 +16,9 @@ import errno
 import fcntl
 import hashlib
 import io
+import json
 import os
+import re
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -262,21 +264,32 @@ class RunStore:
         Raises:
             StoreError: a line that is not the last cannot be read.
         """
-        if not self.exists("ledger.jsonl"):
-            return []
-        lines = self.read_bytes("ledger.jsonl").split(b"\n")[:-1]
-        entries = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                entries.append(LedgerEntry.model_validate_json(line))
-            except ValidationError as error:
-                raise StoreError(f"{self.url}/ledger.jsonl:{number} is not a ledger entry: {error}") from None
-        return entries
+        return [self._entry(*numbered) for numbered in enumerate(self._ledger_lines(), start=1)]
 
     def find(self, iteration: int, stage: str) -> LedgerEntry | None:
-        """The newest entry of a stage of an iteration."""
-        matching = (e for e in reversed(self.ledger()) if e.iteration == iteration and e.stage == stage)
-        return next(matching, None)
+        """The newest entry of a stage of an iteration.
+
+        Raises:
+            StoreError: a line that names them cannot be read.
+        """
+        # Most lines are of another iteration: only what may be the entry is parsed.
+        names_iteration = re.compile(rb'"iteration":\s*%d\b' % iteration)
+        names_stage = json.dumps(stage).encode()
+        for number, line in reversed([*enumerate(self._ledger_lines(), start=1)]):
+            if names_iteration.search(line) and names_stage in line:
+                entry = self._entry(number, line)
+                if entry.iteration == iteration and entry.stage == stage:
+                    return entry
+        return None
+
+    def _ledger_lines(self) -> list[bytes]:
+        return self.read_bytes("ledger.jsonl").split(b"\n")[:-1] if self.exists("ledger.jsonl") else []
+
+    def _entry(self, number: int, line: bytes) -> LedgerEntry:
+        try:
+            return LedgerEntry.model_validate_json(line)
+        except ValidationError as error:
+            raise StoreError(f"{self.url}/ledger.jsonl:{number} is not a ledger entry: {error}") from None
 
     def record(self, entry: LedgerEntry) -> None:
         self.append_line("ledger.jsonl", entry.model_dump_json())

@@ -13,7 +13,6 @@ import inspect
 import json
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any, get_type_hints
 
@@ -22,7 +21,6 @@ from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
-from prefect_ray.context import remote_options
 from prefect_ray.task_runners import PrefectRayFuture
 
 from rlcore.batches import Batch
@@ -31,9 +29,6 @@ from rlcore.iteration import Iteration
 from rlcore.plan import UPDATED
 from rlcore.reports import REPORTS
 from rlcore.store import BatchRef, LedgerEntry, Report
-
-RAY_OPTIONS = {"num_cpus": 0, "max_retries": 0}
-"""Stages wait for actors, so they take no core; Ray must not run one again behind Prefect's back."""
 
 
 def stage(
@@ -111,11 +106,6 @@ def identity_of(iteration: Iteration, stage_name: str, inputs: dict[str, BatchRe
         "config": iteration.config.digest(*reads),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def on_ray() -> AbstractContextManager[Any]:
-    """The options under which a flow submits stages."""
-    return remote_options(**RAY_OPTIONS)
 
 
 def _read(iteration: Iteration, ref: BatchRef, kind: Any) -> pl.DataFrame | Report | BatchRef:

@@ -10,8 +10,8 @@ import torch
 from rlcore.algorithms import kl_estimate
 from rlcore.batches import DROP_REASONS, RewardBatch, is_greedy
 from rlcore.reports import SyncReport, UpdateReport
-from rlcore.store import RunStore
 from rlcore.tracking.accuracy import accuracy
+from rlcore.tracking.outputs import IterationOutputs
 
 Metrics = dict[str, float]
 
@@ -59,26 +59,23 @@ def iteration_metrics(
     }
 
 
-def read_iteration_metrics(store: RunStore, iteration: int) -> Metrics:
-    """The metrics of a finished iteration, from the outputs that its ledger entries name.
-
-    Iteration 0, the untrained policy, has only an evaluation.
+def read_iteration_metrics(outputs: IterationOutputs) -> Metrics:
+    """The metrics of a finished iteration. Iteration 0, the untrained policy, has only an evaluation.
 
     Raises:
         KeyError: a stage of the iteration is not finished.
         StoreError, BatchError: an output is missing or damaged.
     """
-    entries = {entry.stage: entry for entry in store.ledger() if entry.iteration == iteration}
-    evaluation = store.read_batch(entries["evaluate"].output) if "evaluate" in entries else None
-    seconds = {stage: entry.seconds for stage, entry in entries.items()}
-    if iteration == 0:
+    evaluation = outputs.batch("evaluate") if "evaluate" in outputs.entries else None
+    seconds = {stage: entry.seconds for stage, entry in outputs.entries.items()}
+    if outputs.iteration == 0:
         return {**({} if evaluation is None else evaluation_metrics(evaluation)), **seconds_metrics(seconds)}
     return iteration_metrics(
-        rollouts=store.read_batch(entries["generate"].output),
-        rewards=store.read_batch(entries["reward"].output),
-        train=store.read_batch(entries["advantage"].output),
-        update=store.read_report(entries["update"].output, UpdateReport),
-        sync=store.read_report(entries["sync"].output, SyncReport),
+        rollouts=outputs.batch("generate"),
+        rewards=outputs.batch("reward"),
+        train=outputs.batch("advantage"),
+        update=outputs.report("update", UpdateReport),
+        sync=outputs.report("sync", SyncReport),
         evaluation=evaluation,
         seconds=seconds,
     )

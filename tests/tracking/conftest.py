@@ -18,6 +18,7 @@ from rlcore.plan import plan_iteration
 from rlcore.reports import CheckpointReport, SyncReport, UpdateReport
 from rlcore.store import BatchRef, LedgerEntry, RunStore
 from rlcore.tracking.metrics import read_iteration_metrics
+from rlcore.tracking.outputs import IterationOutputs
 from rlcore.tracking.sinks import Tracker
 
 DOMAINS = ("arithmetic", "reasoning_gym", "format")
@@ -68,10 +69,10 @@ class MadeUpRun:
         self.store.write_bytes("config.yaml", dump(self.config).encode())
         self._record(0, "evaluate", self.store.write_batch(0, "evaluation", self.evaluation(0.5), EvalBatch), 2.0)
         tracker = Tracker(self.directory, self.config)
-        tracker.log(0, read_iteration_metrics(self.store, 0))
+        tracker.log(0, read_iteration_metrics(IterationOutputs(self.store, 0)))
         for iteration in range(1, iterations + 1):
             self.write_stages(iteration)
-            tracker.log(iteration, read_iteration_metrics(self.store, iteration))
+            tracker.log(iteration, read_iteration_metrics(IterationOutputs(self.store, iteration)))
         tracker.close()
 
     def write_stages(self, iteration: int, until: str | None = None) -> None:

@@ -11,6 +11,7 @@ from rlcore.batches import EvalBatch, RewardBatch, RolloutBatch, TrainBatch, val
 from rlcore.reports import UpdateReport
 from rlcore.tracking.accuracy import wilson_interval
 from rlcore.tracking.metrics import iteration_metrics, read_iteration_metrics
+from rlcore.tracking.outputs import IterationOutputs
 from tests.tracking.conftest import MadeUpRun, conform, sync_report
 
 
@@ -164,12 +165,12 @@ def test_evaluation_by_domain_with_intervals() -> None:
 
 
 def test_a_runs_metrics_come_from_its_recorded_outputs(made_up_run: MadeUpRun) -> None:
-    untrained = read_iteration_metrics(made_up_run.store, 0)
+    untrained = read_iteration_metrics(IterationOutputs(made_up_run.store, 0))
     assert {key.split("/")[0] for key in untrained} == {"eval", "seconds"}
     rewards = pl.read_parquet(made_up_run.directory / "iterations/000003/rewards.parquet")
-    metrics = read_iteration_metrics(made_up_run.store, 3)
+    metrics = read_iteration_metrics(IterationOutputs(made_up_run.store, 3))
     assert metrics["reward/mean"] == rewards["reward"].mean()
     recorded = json.loads((made_up_run.directory / "metrics.jsonl").read_text().splitlines()[3])
     assert recorded == {"iteration": 3, **metrics}
     with pytest.raises(KeyError, match="update"):
-        read_iteration_metrics(made_up_run.store, 9)
+        read_iteration_metrics(IterationOutputs(made_up_run.store, 9))

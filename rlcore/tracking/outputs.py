@@ -1,0 +1,40 @@
+"""What the stages of an iteration left on disk."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import polars as pl
+
+from rlcore.store import Report, RunStore
+
+R = TypeVar("R", bound=Report)
+
+
+class IterationOutputs:
+    """The outputs that the ledger names for one iteration. A batch is read and checked once, when first asked for."""
+
+    def __init__(self, store: RunStore, iteration: int) -> None:
+        self.iteration = iteration
+        self.entries = {entry.stage: entry for entry in store.ledger() if entry.iteration == iteration}
+        """The newest entry of each finished stage."""
+        self._store = store
+        self._batches: dict[str, pl.DataFrame] = {}
+
+    def batch(self, stage: str) -> pl.DataFrame:
+        """
+        Raises:
+            KeyError: the stage is not finished.
+            StoreError, BatchError: its output is missing or damaged.
+        """
+        if stage not in self._batches:
+            self._batches[stage] = self._store.read_batch(self.entries[stage].output)
+        return self._batches[stage]
+
+    def report(self, stage: str, kind: type[R]) -> R:
+        """
+        Raises:
+            KeyError: the stage is not finished.
+            StoreError: its output is missing or damaged.
+        """
+        return self._store.read_report(self.entries[stage].output, kind)
