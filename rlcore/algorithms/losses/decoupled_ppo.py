@@ -17,7 +17,7 @@ from rlcore.algorithms.ratio import log_ratio
 
 @loss(
     "decoupled_ppo",
-    source="Fu et al. (AReaL), arXiv 2505.24298, section 5.2; Hilton et al., arXiv 2110.00641, equation 2",
+    source="Fu et al. (AReaL), arXiv 2505.24298, equation 5; Hilton et al., arXiv 2110.00641",
     needs=["rollout_logprobs"],
 )
 def decoupled_ppo_loss(
@@ -35,8 +35,8 @@ def decoupled_ppo_loss(
 
         −sg(w)·min(u·A, clip(u, 1 − clip_low, 1 + clip_high)·A),  u = π/π_old,  w = π_old/μ
 
-    AReaL, arXiv 2505.24298, section 5.2, after Hilton et al., arXiv 2110.00641. μ is `rollout_logprobs`; a token
-    whose log μ is not finite has weight 0.
+    AReaL, arXiv 2505.24298, section 5.2, equation 5, after Hilton et al., arXiv 2110.00641, "Decoupled policy
+    objectives". μ is `rollout_logprobs`; a token whose log μ is not finite has weight 0.
 
     With `approximate_old` α the forward pass that computes π_old is not needed:
 
