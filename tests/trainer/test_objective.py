@@ -9,8 +9,8 @@ from torch import Tensor
 
 from rlcore.algorithms.losses import LOSSES
 from rlcore.config import AlgorithmConfig, RolloutCorrectionConfig
-from rlcore.trainer.microbatches import MicroBatch, collate
-from rlcore.trainer.objective import Totals, objective, with_selection
+from rlcore.trainer.microbatches import MicroBatch, collate, per_token
+from rlcore.trainer.objective import TokenLogprobs, Totals, objective, with_selection
 
 LENGTHS = (3, 1, 2, 4)
 TOKENS = sum(LENGTHS)
@@ -154,6 +154,26 @@ def test_every_setting_of_the_rollout_correction_changes_the_gradient() -> None:
         for correction in (None, *CORRECTIONS)
     ]
     assert all(one != other for index, one in enumerate(gradients) for other in gradients[:index])
+
+
+def test_the_tokens_that_are_reported_have_the_denominator_that_the_loss_clips_against() -> None:
+    batch = BATCH.with_columns(rollout_logprobs="ref_logprobs")
+    micro = collate(batch, [0, 1, 2, 3])
+    logprobs = torch.full_like(per_token(batch, "old_logprobs", micro), -2.0)
+
+    def reported(**options: float) -> TokenLogprobs:
+        config = AlgorithmConfig(policy_loss="decoupled_ppo", policy_loss_options=options)
+        return objective(config, batch, micro, logprobs, -logprobs, TOTALS)[2]
+
+    recomputed, approximated = reported(), reported(approximate_old=0.75)
+    assert (
+        recomputed.old.tolist()
+        == per_token(batch, "old_logprobs", micro)[per_token(batch, "loss_mask", micro)].tolist()
+    )
+    # log u = log π − (log μ + 0.75·(log π − log μ)) = 0.25·(log π − log μ)
+    torch.testing.assert_close(
+        approximated.policy - approximated.old, 0.25 * (approximated.policy - approximated.rollout)
+    )
 
 
 def test_tokens_of_the_highest_covariance_are_chosen_over_the_whole_batch() -> None:

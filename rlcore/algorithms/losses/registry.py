@@ -28,6 +28,8 @@ class Loss:
     """Optional fields of LossInputs that it does not work without."""
     select: Callable[..., Tensor] | None
     """(old_logprobs, advantages, mask, **some of the options) -> selected, of the whole batch: `batch_selection`."""
+    denominator: Callable[..., Tensor] | None
+    """(LossInputs, **some of the options) -> log π_old, where it is not `LossInputs.old_logprobs`."""
 
     @property
     def idea(self) -> str:
@@ -44,7 +46,12 @@ LOSSES: dict[str, Loss] = {}
 
 
 def loss(
-    name: str, *, source: str, needs: Iterable[str] = (), select: Callable[..., Tensor] | None = None
+    name: str,
+    *,
+    source: str,
+    needs: Iterable[str] = (),
+    select: Callable[..., Tensor] | None = None,
+    denominator: Callable[..., Tensor] | None = None,
 ) -> Callable[[Function], Function]:
     """Registers the decorated function as a policy loss; its keyword-only parameters are the loss's options.
 
@@ -55,7 +62,7 @@ def loss(
     def register(function: Function) -> Function:
         if name in LOSSES:
             raise ValueError(f"there is a policy loss {name!r} already, in {LOSSES[name].function.__module__}")
-        LOSSES[name] = Loss(name, function, source, tuple(needs), select)
+        LOSSES[name] = Loss(name, function, source, tuple(needs), select, denominator)
         return function
 
     return register
@@ -109,10 +116,22 @@ def batch_selection(name: str, old_logprobs: Tensor, advantages: Tensor, mask: T
     _check_options(chosen, options)
     if chosen.select is None:
         return None
-    options = chosen.options | options
-    return chosen.select(
-        old_logprobs, advantages, mask, **{option: options[option] for option in _keywords(chosen.select)}
-    )
+    return chosen.select(old_logprobs, advantages, mask, **_options_of(chosen.select, chosen, options))
+
+
+def ratio_denominator(name: str, inputs: LossInputs, **options: Any) -> Tensor:
+    """log π_old of the ratio π/π_old that the loss clips or weighs with, without gradient: (B, T).
+
+    `LossInputs.old_logprobs`, unless the loss approximates it.
+
+    Raises:
+        ValueError, TypeError: as `policy_loss`.
+    """
+    chosen = find_loss(name)
+    _check_options(chosen, options)
+    if chosen.denominator is None:
+        return inputs.old_logprobs
+    return chosen.denominator(inputs, **_options_of(chosen.denominator, chosen, options))
 
 
 def _check_options(chosen: Loss, options: Iterable[str]) -> None:
@@ -120,6 +139,11 @@ def _check_options(chosen: Loss, options: Iterable[str]) -> None:
     for option in options:
         if option not in known:
             raise TypeError(f"policy loss {chosen.name!r} has no option {option!r}; {_choices(option, known)}")
+
+
+def _options_of(function: Callable[..., Any], chosen: Loss, options: dict[str, Any]) -> dict[str, Any]:
+    """Those that the function takes, the loss's defaults where they are not given."""
+    return {option: (chosen.options | options)[option] for option in _keywords(function)}
 
 
 def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
