@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlcore.algorithms import discounted_returns, gae, group_advantages, kl_estimate, sample_weights, whiten
-from rlcore.algorithms.advantages import find_estimator
+from rlcore.algorithms.advantages import ESTIMATORS
 from rlcore.batches import GREEDY, TrainBatch, is_greedy
 from rlcore.config import AlgorithmConfig, Config
 from rlcore.padding import padded, unpadded
@@ -77,7 +77,7 @@ def _scores(config: Config, joined: pl.DataFrame, rollouts: pl.DataFrame, reward
     """(N,) float32: what each response is worth to `adv_estimator`; 0 where it has no shaped reward."""
     algorithm = config.algorithm
     inputs: dict[str, Tensor] = {}
-    needed = find_estimator(algorithm.adv_estimator).inputs
+    needed = ESTIMATORS.find(algorithm.adv_estimator).inputs
     if "lengths" in needed:
         inputs["lengths"] = _tensor(joined["length"])
     if "greedy_rewards" in needed:
@@ -116,7 +116,7 @@ def _token_advantages(
     if kl_coef > 0:
         kl = kl_estimate(padded(joined["old_logprobs"]), padded(joined["ref_logprobs"]), algorithm.kl_penalty)
         token_rewards = token_rewards - kl_coef * kl * mask
-    tokens = find_estimator(algorithm.adv_estimator).tokens
+    tokens = ESTIMATORS.find(algorithm.adv_estimator).tokens
     if tokens == "gae":
         advantages, returns = gae(token_rewards, padded(joined["values"]), mask, algorithm.gamma, algorithm.lambd)
     else:

@@ -33,7 +33,7 @@ def iteration_metrics(
 
         reward/mean, reward/<domain>          mean over the scored responses
         reward/status/<status>                responses
-        shaping/<domain>/…                    mean shaped reward and penalties of the scored responses; dropped by reason
+        shaping/<domain>/…                    mean shaped reward and penalties of the scored; dropped by reason
         response/…                            tokens per response; shares cut off at the limit
         rollout/…                             tokens, tokens per second, staleness in policy versions and its histogram
         train/…                               what the update reported, and what of the batch trained
