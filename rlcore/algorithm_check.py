@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from rlcore.algorithms import LossInputs, group_advantages, policy_loss
-from rlcore.algorithms.advantages import find_estimator
-from rlcore.algorithms.losses import find_loss
+from rlcore.algorithms.advantages import ESTIMATORS
+from rlcore.algorithms.losses import LOSSES
 from rlcore.config import AlgorithmConfig
 
 PROVIDED = ("greedy_rewards", "lengths")
@@ -33,7 +33,7 @@ def problems(config: AlgorithmConfig) -> list[Problem]:
 
 def _loss_problems(config: AlgorithmConfig) -> list[Problem]:
     try:
-        known = find_loss(config.policy_loss).options
+        known = LOSSES.find(config.policy_loss).options
     except ValueError as error:
         return [("policy_loss", str(error))]
     found = [
@@ -69,7 +69,7 @@ def _loss_problems(config: AlgorithmConfig) -> list[Problem]:
 
 def _estimator_problems(config: AlgorithmConfig) -> list[Problem]:
     try:
-        needed = find_estimator(config.adv_estimator).inputs
+        needed = ESTIMATORS.find(config.adv_estimator).inputs
     except ValueError as error:
         return [("adv_estimator", str(error))]
     if missing := sorted(set(needed) - set(PROVIDED)):

@@ -152,6 +152,12 @@ class TrainBatch(Batch):
     returns: pl.List = pa.Field(dtype_kwargs=FLOATS)
     raw_reward: float = pa.Field(nullable=True)
     """The graders', null where they gave none."""
+    overlong_penalty: float = pa.Field(nullable=True, le=0)
+    """Added to the reward, as the other penalties; null where the domain has none."""
+    length_penalty: float = pa.Field(nullable=True, le=0)
+    repetition_penalty: float = pa.Field(nullable=True, le=0)
+    shaped_reward: float = pa.Field(nullable=True)
+    """What the advantage estimator is given; null where no baseline may use it."""
     score: float
     """What the response is worth to the advantage estimator, before it is spread over its tokens."""
     sample_weight: float = pa.Field(ge=0)
@@ -175,6 +181,7 @@ class EvalBatch(Batch):
     response_text: str
     ground_truth: str
     reward: float = pa.Field(nullable=True)
+    """The first grader's of the domain, neither weighted nor shaped."""
     reward_status: str = pa.Field(isin=["scored", "timeout", "grader_error", "infra_error"])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from rlcore.shaping.state import ShapingState
 from rlcore.store import Report
 
@@ -49,8 +51,8 @@ class RunState(Report):
     iteration: int
     shaping: ShapingState
     """Running statistics of the rewards, histories of the prompts."""
-    kl_coef: float | None = None
-    """Of the next iteration's KL penalty; null: the configuration's."""
+    kl_controller: dict[str, float] = Field(default_factory=dict)
+    """What the controller of the KL penalty in the rewards goes on from; empty where the coefficient is fixed."""
 
 
 REPORTS: dict[str, type[Report]] = {

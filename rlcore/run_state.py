@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from rlcore.algorithms import AdaptiveKL, kl_estimate
+from rlcore.algorithms import AdaptiveKL, FixedKL, kl_estimate
 from rlcore.batches import is_greedy
 from rlcore.config import Config
 from rlcore.padding import padded
@@ -13,11 +13,15 @@ from rlcore.shaping.pipeline import shape
 from rlcore.shaping.state import ShapingState
 
 
-def kl_coefficient(config: Config, previous: RunState | None) -> float:
-    """The coefficient of the KL penalty in the rewards of the iteration after `previous`."""
-    if previous is None or previous.kl_coef is None:
-        return config.algorithm.init_kl_coef
-    return previous.kl_coef
+def kl_controller(config: Config, previous: RunState | None) -> FixedKL | AdaptiveKL:
+    """Whose `coef` is that of the KL penalty in the rewards of the iteration after `previous`."""
+    algorithm = config.algorithm
+    if algorithm.target_kl is None:
+        return FixedKL(algorithm.init_kl_coef)
+    controller = AdaptiveKL(algorithm.init_kl_coef, algorithm.target_kl, algorithm.kl_horizon)
+    if previous is not None:
+        controller.load_state_dict(previous.kl_controller)
+    return controller
 
 
 def shaped_rewards(
@@ -52,16 +56,11 @@ def next_state(
     """
     responses = rollouts.filter(~is_greedy())
     _, shaping = shaped_rewards(config, iteration, responses, rewards, previous)
-    kl_coef = None
-    if config.algorithm.target_kl is not None:
-        assert ref_logprobs is not None, "the plan has the reference where a KL penalty is used"
-        controller = AdaptiveKL(
-            kl_coefficient(config, previous), config.algorithm.target_kl, config.algorithm.kl_horizon
-        )
+    controller = kl_controller(config, previous)
+    if ref_logprobs is not None:
         # The rows of a LogprobBatch are those of the rollouts; the tokens of greedy ones are masked.
         old = rollouts["rollout_logprobs"] if old_logprobs is None else old_logprobs["logprobs"]
         mask = padded(rollouts["loss_mask"])
         kl = kl_estimate(padded(old), padded(ref_logprobs["logprobs"]), config.algorithm.kl_penalty)
         controller.update(float((kl * mask).sum() / mask.sum().clamp(min=1)), len(responses))
-        kl_coef = controller.coef
-    return RunState(iteration=iteration, shaping=shaping, kl_coef=kl_coef)
+    return RunState(iteration=iteration, shaping=shaping, kl_controller=controller.state_dict())

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from rlcore.algorithms import discounted_returns, gae, group_advantages, kl_estimate, sample_weights, whiten
-from rlcore.algorithms.advantages import find_estimator
+from rlcore.algorithms.advantages import ESTIMATORS
 from rlcore.batches import GREEDY, TrainBatch, is_greedy
 from rlcore.config import AlgorithmConfig, Config
 from rlcore.padding import padded, unpadded
 from rlcore.reports import RunState
-from rlcore.run_state import kl_coefficient, shaped_rewards
+from rlcore.run_state import kl_controller, shaped_rewards
 from rlcore.shaping.pipeline import shape
 from rlcore.shaping.settings import MaskConfig
 from rlcore.shaping.state import ShapingState
@@ -45,12 +45,14 @@ def assemble_train_batch(
     joined = _with_scores(joined, ref_logprobs, "logprobs", "ref_logprobs", default=absent)
     joined = _with_scores(joined, values, "values", "values", default=absent)
     joined = joined.with_columns(
+        # A response that is dropped still counts in baselines, with the length that it has.
+        length=pl.col("loss_mask").list.sum(),
         loss_mask=pl.when(pl.col("drop_reason").is_null())
         .then("loss_mask")
-        .otherwise(pl.col("loss_mask").list.eval(pl.element() & False))
+        .otherwise(pl.col("loss_mask").list.eval(pl.element() & False)),
     )
     scores = _scores(config, joined, rollouts, rewards)
-    advantages, returns = _token_advantages(config.algorithm, joined, scores, kl_coefficient(config, previous))
+    advantages, returns = _token_advantages(config.algorithm, joined, scores, kl_controller(config, previous).coef)
     complete = joined.with_columns(
         score=pl.Series(scores.double().numpy()),
         advantages=unpadded(advantages, like=joined["response_ids"]),
@@ -75,9 +77,9 @@ def _scores(config: Config, joined: pl.DataFrame, rollouts: pl.DataFrame, reward
     """(N,) float32: what each response is worth to `adv_estimator`; 0 where it has no shaped reward."""
     algorithm = config.algorithm
     inputs: dict[str, Tensor] = {}
-    needed = find_estimator(algorithm.adv_estimator).inputs
+    needed = ESTIMATORS.find(algorithm.adv_estimator).inputs
     if "lengths" in needed:
-        inputs["lengths"] = _tensor(joined["response_ids"].list.len())
+        inputs["lengths"] = _tensor(joined["length"])
     if "greedy_rewards" in needed:
         inputs["greedy_rewards"] = _tensor(_greedy_rewards(config, joined, rollouts, rewards))
     groups = torch.from_numpy(joined["prompt_id"].rank("dense").to_numpy().astype("int64"))
@@ -114,7 +116,7 @@ def _token_advantages(
     if kl_coef > 0:
         kl = kl_estimate(padded(joined["old_logprobs"]), padded(joined["ref_logprobs"]), algorithm.kl_penalty)
         token_rewards = token_rewards - kl_coef * kl * mask
-    tokens = find_estimator(algorithm.adv_estimator).tokens
+    tokens = ESTIMATORS.find(algorithm.adv_estimator).tokens
     if tokens == "gae":
         advantages, returns = gae(token_rewards, padded(joined["values"]), mask, algorithm.gamma, algorithm.lambd)
     else:
@@ -143,7 +145,7 @@ def _sample_weights(algorithm: AlgorithmConfig, joined: pl.DataFrame) -> pl.Seri
     weights = sample_weights(
         trains,
         difficulty=_tensor(difficulty) if algorithm.difficulty_loss_weight else None,
-        lengths=_tensor(joined["response_ids"].list.len()) if algorithm.length_loss_weight else None,
+        lengths=_tensor(joined["length"]) if algorithm.length_loss_weight else None,
     )
     return pl.Series(weights.double().numpy())
 

@@ -1,4 +1,4 @@
-"""evaluate: the held-out prompts, answered greedily and graded."""
+"""evaluate: the held-out prompts, answered greedily and judged."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from tasks.stage import stage
 
 @stage(reads=("data", "model", "rewards", "rollout.response_length"), writes=EvalBatch, to="evaluation")
 def evaluate(iteration: Iteration, synced: SyncReport | None = None) -> pl.DataFrame:
-    """One greedy answer to every held-out prompt, by the policy after this iteration; 0 is the untrained one."""
+    """One greedy answer to every held-out prompt, by the policy after this iteration; 0 is the untrained one.
+
+    The first grader of a domain judges, alone: further ones reward the form of an answer, not that it is right.
+    """
     config, store = iteration.config, iteration.store
     prompts = held_out_prompts(config)
     engine = engine_at(config, store, synced.policy_version if synced else 0)
     generations = engine.generate(greedy_requests(prompts, config.rollout))
     answers = evaluation_batch(prompts, generations)
     responses = answers.select(pl.col("prompt_id").alias("sample_id"), "domain", "response_text", "ground_truth")
-    grades = graders(config, store.run_id).grade(responses).select("sample_id", "reward", "reward_status")
+    grades = graders(config, store.run_id).judge(responses).select("sample_id", "reward", "reward_status")
     return answers.join(grades, left_on="prompt_id", right_on="sample_id", how="left", maintain_order="left")

@@ -206,19 +206,56 @@ def test_hard_and_short_responses_weigh_more_if_asked() -> None:
     assert short["sample_weight"].to_list() == pytest.approx([1.5, 0.5, 1.5, 0.5])
 
 
+def test_the_length_of_a_response_is_the_tokens_that_the_policy_chose() -> None:
+    batch = rollouts([4, 1]).with_columns(
+        loss_mask=pl.Series([[True, False, False, True], [True]], dtype=pl.List(pl.Boolean))
+    )
+    # The baseline is (2·1 + 1·0) / 3, not (4·1 + 1·0) / 5; the weights are as of lengths 2 and 1.
+    assembled = train_batch(batch, [1.0, 0.0], adv_estimator="opo", length_loss_weight=True)
+    assert assembled["score"].to_list() == pytest.approx([1 / 3, -2 / 3])
+    assert assembled["sample_weight"].to_list() == pytest.approx([0.5, 1.5])
+
+
+def test_a_masked_response_counts_in_the_length_weighted_baseline_with_its_length() -> None:
+    batch = rollouts([3, 1]).with_columns(finish_reason=pl.Series(["length", "stop"]))
+    assembled = train_batch(batch, [1.0, 0.0], adv_estimator="opo", masks={"overlong": True})
+    assert assembled["drop_reason"].to_list() == ["overlong", None]
+    # (3·1 + 1·0) / 4
+    assert assembled["score"].to_list() == pytest.approx([0.25, -0.75])
+
+
+def test_what_shaping_made_of_a_reward_is_in_the_batch() -> None:
+    shaping = {"length": {"coefficient": 0.125}}
+    batch = assemble(config(shaping), rollouts([2, 4]), [1.0, None])
+    assert batch["length_penalty"].to_list() == [-0.25, -0.5]
+    assert batch["shaped_reward"].to_list() == [0.75, None]
+    assert batch["overlong_penalty"].to_list() == [None, None]
+
+
 def test_the_adaptive_coefficient_of_the_iteration_before_is_charged() -> None:
     settings = config(adv_estimator="reinforce", init_kl_coef=0.1, target_kl=0.5, kl_horizon=10)
     batch = rollouts([2])
     reference = batch.select("sample_id", logprobs=pl.Series([[-1.5, -0.5]], dtype=FLOATS))
     scored = rewards(batch, [1.0])
     # k1 is 1 and 0, mean 0.5: on target, so the coefficient stays; from 0.25 it would grow by 0.2 · 1/10.
-    assert next_state(settings, 1, batch, scored, None, reference, None).kl_coef == pytest.approx(0.1)
+    assert next_state(settings, 1, batch, scored, None, reference, None).kl_controller == {"coef": pytest.approx(0.1)}
     tighter = config(adv_estimator="reinforce", init_kl_coef=0.1, target_kl=0.25, kl_horizon=10)
     state = next_state(tighter, 1, batch, scored, None, reference, None)
-    assert state.kl_coef == pytest.approx(0.102)
+    assert state.kl_controller == {"coef": pytest.approx(0.102)}
     charged = assemble(tighter, batch, [1.0], reference=reference, previous=state)
     assert charged["advantages"].to_list() == [pytest.approx([0.898, 1.0])]
-    assert next_state(tighter, 2, batch, scored, None, reference, state).kl_coef == pytest.approx(0.102 * 1.02)
+    later = next_state(tighter, 2, batch, scored, None, reference, state)
+    assert later.kl_controller == {"coef": pytest.approx(0.102 * 1.02)}
+
+
+def test_without_a_target_the_coefficient_stays_the_configurations() -> None:
+    settings = config(adv_estimator="reinforce", init_kl_coef=0.1)
+    batch = rollouts([2])
+    reference = batch.select("sample_id", logprobs=pl.Series([[-1.5, -0.5]], dtype=FLOATS))
+    state = next_state(settings, 1, batch, rewards(batch, [1.0]), None, reference, None)
+    assert state.kl_controller == {}
+    charged = assemble(settings, batch, [1.0], reference=reference, previous=state)
+    assert charged["advantages"].to_list() == [pytest.approx([0.9, 1.0])]
 
 
 def test_running_statistics_go_from_iteration_to_iteration() -> None:

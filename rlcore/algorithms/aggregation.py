@@ -22,7 +22,7 @@ def aggregate(
         token-mean                Σ_b Σ_t mℓ / N                DAPO, arXiv 2503.14476, equation 12
         seq-mean-token-sum        Σ_b (Σ_t mℓ) / S
         seq-mean-token-mean       Σ_b (Σ_t mℓ / Σ_t m) / S      GRPO, arXiv 2402.03300, equation 3
-        seq-mean-token-sum-norm   Σ_b (Σ_t mℓ / L) / S          Dr. GRPO, arXiv 2503.20783, section 3
+        seq-mean-token-sum-norm   Σ_b (Σ_t mℓ / L) / S          Dr. GRPO, arXiv 2503.20783, section 3.2
 
     N is `num_tokens`, the tokens that train; S is `num_sequences`, the sequences with at least one of them; L is
     `max_length`, a constant. Given the N and S of the whole batch, the results of its micro-batches (and of the

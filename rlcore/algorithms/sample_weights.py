@@ -18,7 +18,7 @@ def sample_weights(trains: Tensor, *, difficulty: Tensor | None = None, lengths:
     Args:
         trains: (N,) bool.
         difficulty: (N,) float, 0 easy to 1 hard; None: it does not count.
-        lengths: (N,) tokens of each response that train; None: they do not count. Equal lengths weigh the same.
+        lengths: (N,) tokens of each response that the policy chose; None: they do not count. Equal ones weigh the same.
 
     Returns:
         (N,) float32.

@@ -65,7 +65,14 @@ class GradersHandle:
 
     def grade(self, responses: pl.DataFrame) -> pl.DataFrame:
         """A RewardBatch for rows with sample_id, domain, response_text and ground_truth."""
-        graded: pl.DataFrame = wait_for(self.actor.call.remote("grade", ray.put(responses)))[0]
+        return self._call("grade", responses)
+
+    def judge(self, responses: pl.DataFrame) -> pl.DataFrame:
+        """As `grade`, by the first grader of each domain alone."""
+        return self._call("judge", responses)
+
+    def _call(self, method: str, responses: pl.DataFrame) -> pl.DataFrame:
+        graded: pl.DataFrame = wait_for(self.actor.call.remote(method, ray.put(responses)))[0]
         return graded
 
 

@@ -35,12 +35,20 @@ class RewardRouter:
             ValueError: a domain has no grader.
             WorkerError: grader processes cannot be started.
         """
-        known = set(self._graders["domain"])
+        return self._grade(responses, self._graders)
+
+    def judge(self, responses: pl.DataFrame) -> pl.DataFrame:
+        """As `grade`, by the first grader of each domain alone and without its weight: how right the answers are."""
+        first = self._graders.unique("domain", keep="first", maintain_order=True)
+        return self._grade(responses, first.with_columns(weight=pl.lit(1.0)))
+
+    def _grade(self, responses: pl.DataFrame, graders: pl.DataFrame) -> pl.DataFrame:
+        known = set(graders["domain"])
         if unknown := sorted(set(responses["domain"].unique()) - known):
             raise ValueError(
                 f"no grader for domain {', '.join(map(repr, unknown))}; rewards has {', '.join(sorted(known))}"
             )
-        gradings = responses.join(self._graders, on="domain", how="left", maintain_order="left_right")
+        gradings = responses.join(graders, on="domain", how="left", maintain_order="left_right")
         ground_truth = pl.coalesce("common_ground_truth", "ground_truth")
         tasks = gradings.select("grader", "response_text", ground_truth, "timeout_seconds")
         outcomes = self._pool.run([Task(*row) for row in tasks.iter_rows()])

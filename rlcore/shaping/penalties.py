@@ -38,7 +38,7 @@ def length_penalty(length: pl.Expr, config: LengthPenalty) -> pl.Expr:
 def repetition_penalty(response_ids: pl.Series, config: RepetitionPenalty) -> pl.Series:
     """−coefficient · share of repeated n-grams, Float64.
 
-    After Yeo et al., arXiv 2502.03373, algorithm 1, which charges the tokens of each repetition; here the response as
+    After Yeo et al., arXiv 2502.03373, appendix C.2, which charges the tokens of each repetition; here the response as
     a whole pays for their share, since one reward per response is what is shaped.
     """
     return 0.0 - config.coefficient * repeated_ngram_share(response_ids, config.ngram_size)

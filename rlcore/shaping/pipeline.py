@@ -97,15 +97,15 @@ def shape_domain(
 
 
 def shaping_metrics(shaped: pl.DataFrame) -> dict[str, float]:
-    """Numbers of a frame of SHAPED_COLUMNS; one that does not exist is absent.
+    """Numbers of a frame with SHAPED_COLUMNS; one that does not exist is absent.
 
-    shaping/<domain>/raw_reward, /shaped_reward, /<penalty>   mean over the responses that were scored
-    shaping/<domain>/dropped/<reason>                         responses
+    shaping/<domain>/shaped_reward, /<penalty>   mean over the responses that were scored
+    shaping/<domain>/dropped/<reason>            responses
     """
     metrics: dict[str, float] = {}
     for (domain,), rows in shaped.sort("domain").group_by("domain", maintain_order=True):
         scored = rows.drop_nulls("raw_reward")
-        means = scored.select(pl.col("raw_reward", "shaped_reward", *PENALTIES).mean()).row(0, named=True)
+        means = scored.select(pl.col("shaped_reward", *PENALTIES).mean()).row(0, named=True)
         metrics |= {f"shaping/{domain}/{name}": mean for name, mean in means.items() if mean is not None}
         counts = dict(rows["drop_reason"].value_counts().iter_rows())
         metrics |= {f"shaping/{domain}/dropped/{reason}": float(counts.get(reason, 0)) for reason in DROP_REASONS}

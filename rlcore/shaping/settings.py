@@ -82,7 +82,10 @@ class WeightedGrader(Section):
 
 
 class RewardConfig(Section):
-    """How the responses of one domain are graded, by `grader` or by weighted `graders`, and the rewards shaped."""
+    """How the responses of one domain are graded, by `grader` or by weighted `graders`, and the rewards shaped.
+
+    A held-out answer is right if the first grader gives it a full reward, 1, whatever the weights and the others say.
+    """
 
     grader: Grader | None = None
     graders: tuple[WeightedGrader, ...] = ()

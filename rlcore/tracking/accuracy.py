@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import polars as pl
 
 RIGHT = pl.col("reward") >= 1.0
-"""A full reward. Null where the grader failed: neither right nor wrong."""
+"""A full reward by the first grader of the domain. Null where that failed: neither right nor wrong."""
 
 Z_95 = 1.959964
 """Two-sided 95 % quantile of the standard normal distribution."""

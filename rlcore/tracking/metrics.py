@@ -10,6 +10,7 @@ import torch
 from rlcore.algorithms import kl_estimate
 from rlcore.batches import DROP_REASONS, RewardBatch, is_greedy
 from rlcore.reports import SyncReport, UpdateReport
+from rlcore.shaping.pipeline import shaping_metrics
 from rlcore.tracking.accuracy import accuracy
 from rlcore.tracking.outputs import IterationOutputs
 
@@ -32,6 +33,7 @@ def iteration_metrics(
 
         reward/mean, reward/<domain>          mean over the scored responses
         reward/status/<status>                responses
+        shaping/<domain>/…                    mean shaped reward and penalties of the scored; dropped by reason
         response/…                            tokens per response; shares cut off at the limit
         rollout/…                             tokens, tokens per second, staleness in policy versions and its histogram
         train/…                               what the update reported, and what of the batch trained
@@ -49,6 +51,7 @@ def iteration_metrics(
     rollouts, rewards = rollouts.filter(~is_greedy()), rewards.filter(~is_greedy())
     return {
         **reward_metrics(rollouts, rewards),
+        **shaping_metrics(train.join(rollouts.select("sample_id", "domain"), on="sample_id")),
         **response_metrics(rollouts),
         **rollout_metrics(rollouts, update.iteration, seconds),
         **train_metrics(train, update),

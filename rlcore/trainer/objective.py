@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlcore.algorithms import LossInputs, aggregate, batch_selection, kl_estimate, policy_loss, rollout_correction
-from rlcore.algorithms.losses import find_loss
+from rlcore.algorithms.losses import LOSSES, ratio_denominator
 from rlcore.algorithms.metrics import token_sum
 from rlcore.config import AlgorithmConfig
 from rlcore.padding import padded, unpadded
@@ -38,6 +38,7 @@ class TokenLogprobs:
 
     policy: Tensor
     old: Tensor
+    """The denominator of the ratio that the loss clips."""
     rollout: Tensor
 
 
@@ -47,7 +48,7 @@ def with_selection(config: AlgorithmConfig, batch: pl.DataFrame, rows: list[int]
     Args:
         rows: those that train; in the others no token is selected.
     """
-    if find_loss(config.policy_loss).select is None:
+    if LOSSES.find(config.policy_loss).select is None:
         return batch
     trains = torch.zeros(len(batch), 1)
     trains[rows] = 1.0
@@ -127,5 +128,6 @@ def objective(
         loss = loss - config.entropy_loss_coef * total(entropy)
     shares["loss"] = loss
     shares = {name: value.detach().float().cpu() for name, value in shares.items()}
-    tokens = TokenLogprobs(*(values.detach()[mask].cpu() for values in (logprobs, old, rollout)))
+    denominator = ratio_denominator(config.policy_loss, inputs, **config.loss_options)
+    tokens = TokenLogprobs(*(values.detach()[mask].cpu() for values in (logprobs, denominator, rollout)))
     return loss, shares, tokens

@@ -302,7 +302,7 @@ def test_inputs_are_tensors_and_options_have_defaults() -> None:
 
 
 def test_a_name_is_registered_once() -> None:
-    with pytest.raises(ValueError, match="two advantage estimators are called 'grpo'"):
+    with pytest.raises(ValueError, match="there is a group advantage 'grpo' already"):
         estimator("grpo", source="nowhere", tokens="returns")(lambda rewards, groups: rewards)
 
 

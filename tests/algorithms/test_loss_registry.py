@@ -13,7 +13,7 @@ import torch
 
 import rlcore
 from rlcore.algorithms import LossInputs, policy_loss
-from rlcore.algorithms.losses import LOSSES, batch_selection, find_loss
+from rlcore.algorithms.losses import LOSSES, batch_selection
 from rlcore.algorithms.losses.registry import loss
 
 ZEROS = torch.zeros(2, 3)
@@ -37,8 +37,8 @@ def test_a_loss_says_its_idea_its_source_and_its_options(name: str) -> None:
 
 
 def test_options_and_defaults_are_read_from_the_function() -> None:
-    assert find_loss("cispo").options == {"clip_low": 1.0, "clip_high": 3.0, "unified_mask": False}
-    assert find_loss("reinforce").options == {}
+    assert LOSSES.find("cispo").options == {"clip_low": 1.0, "clip_high": 3.0, "unified_mask": False}
+    assert LOSSES.find("reinforce").options == {}
 
 
 def test_unknown_names_and_options_are_refused_with_the_nearest_known() -> None:
@@ -59,7 +59,7 @@ def test_a_loss_refuses_inputs_without_what_it_needs() -> None:
 
 def test_a_name_is_registered_once() -> None:
     with pytest.raises(ValueError, match=r"there is a policy loss 'ppo' already, in rlcore\.algorithms\.losses\.ppo"):
-        loss("ppo", source="nowhere")(find_loss("reinforce").function)
+        loss("ppo", source="nowhere")(LOSSES.find("reinforce").function)
 
 
 @pytest.mark.parametrize("name", ["old_logprobs", "advantages", "mask", "rollout_logprobs", "entropy", "selected"])
@@ -74,31 +74,23 @@ def test_rewards_are_one_a_sequence() -> None:
         LossInputs(ZEROS, ZEROS, ZEROS, ZEROS, sequence_rewards=ZEROS)
 
 
-NEWCOMER = '''
-"""A loss of somebody's own."""
-
-from rlcore.algorithms.losses.registry import loss
-from rlcore.algorithms.losses.surrogate import weighted_policy_gradient
-
-
-@loss("newcomer", source="nobody, 2099")
-def newcomer_loss(inputs, *, factor=2.0):
-    """Twice the policy gradient."""
-    return weighted_policy_gradient(inputs, factor), {}
-'''
-
 PROGRAM = """
+import math
 import torch
 from rlcore.algorithms import LossInputs, policy_loss
 x = torch.full((1, 1), -3.0)
-print(policy_loss("newcomer", LossInputs(x, x, torch.ones(1, 1), torch.ones(1, 1)), factor=5.0)[0].item())
+inputs = LossInputs(x, x - math.log(4.0), torch.ones(1, 1), torch.ones(1, 1))
+print(policy_loss("power", inputs, exponent=0.5)[0].item())
 """
 
 
-def test_adding_a_loss_is_adding_one_file(tmp_path: Path) -> None:
+def test_adding_a_loss_is_adding_one_file_of_ten_lines_as_documented(tmp_path: Path) -> None:
     package = Path(rlcore.__path__[0])
     shutil.copytree(package / "algorithms", tmp_path / "rlcore" / "algorithms")
-    (tmp_path / "rlcore" / "algorithms" / "losses" / "newcomer.py").write_text(NEWCOMER)
+    documentation = (package.parent / "docs" / "algorithms.md").read_text()
+    [example] = re.findall(r"```python\n# (rlcore/algorithms/losses/\w+\.py)\n(.*?)```", documentation, re.DOTALL)
+    (tmp_path / example[0]).write_text(example[1])
+    assert sum(bool(line) for line in example[1].splitlines()) == 10
     finished = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
@@ -107,4 +99,5 @@ def test_adding_a_loss_is_adding_one_file(tmp_path: Path) -> None:
         text=True,
     )
     assert finished.returncode == 0, finished.stderr
-    assert float(finished.stdout) == 15.0
+    # The ratio is 4, its root 2; −2·1·(−3).
+    assert float(finished.stdout) == pytest.approx(6.0)

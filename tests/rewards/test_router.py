@@ -92,6 +92,17 @@ def test_several_graders_are_weighted_and_one_that_fails_leaves_no_reward() -> N
     }
 
 
+def test_the_first_grader_alone_judges_and_its_weight_does_not_count() -> None:
+    form = '{"rules": [{"kind": "ends_with", "phrase": "."}]}'
+    graders = [{"grader": "math", "weight": 0.5}, {"grader": "format", "ground_truth": form}]
+    rewards = {"arithmetic": RewardConfig.model_validate({"graders": graders})}
+    rows = [("arithmetic", text, truth) for text, truth in [("5", "5"), ("6.", "5"), ("5.", "?!")]]
+    with closing(RewardRouter(rewards, processes=1)) as router:
+        batch = router.judge(responses(*rows))
+    assert batch["reward"].to_list() == [1.0, 0.0, None]
+    assert batch["reward_status"].to_list() == ["scored", "scored", "grader_error"]
+
+
 def test_each_domain_goes_to_its_grader(router: RewardRouter) -> None:
     entry = '{"question": "?", "answer": "5", "metadata": {"source_dataset": "chain_sum"}}'
     rewards = router.grade(

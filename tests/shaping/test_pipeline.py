@@ -229,7 +229,6 @@ def test_metrics_are_means_over_what_was_scored_and_counts_of_what_was_dropped()
     metrics = shaping_metrics(frame)
     # Lengths 4 and 2 cost 1/2 and 1/4: shaped 1/2 and −1/4.
     assert {name: value for name, value in metrics.items() if "/dropped/" not in name} == {
-        "shaping/math/raw_reward": 0.5,
         "shaping/math/shaped_reward": 0.125,
         "shaping/math/length_penalty": -0.375,
     }

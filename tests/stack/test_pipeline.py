@@ -300,8 +300,8 @@ def test_every_optional_stage_runs_and_hands_the_runs_state_on(up: dict[str, str
     assert (first.shaping.running["arithmetic"].count, second.shaping.running["arithmetic"].count) == (16, 32)
     assert len(second.shaping.histories.prompt_id) == 8
     # Below the target at first, because policy and reference are one, and far above it after an update.
-    assert first.kl_coef is not None and second.kl_coef is not None
-    assert first.kl_coef < 0.01 and second.kl_coef > first.kl_coef
+    assert first.kl_controller["coef"] < 0.01
+    assert second.kl_controller["coef"] > first.kl_controller["coef"]
     saved = store.directory / "checkpoints" / "000002" / "state.json"
     assert RunState.model_validate_json(saved.read_text()) == second
 

@@ -35,6 +35,10 @@ SCHEMA: dict[str, Any] = {
     "advantages": FLOATS,
     "returns": FLOATS,
     "raw_reward": pl.Float64,
+    "overlong_penalty": pl.Float64,
+    "length_penalty": pl.Float64,
+    "repetition_penalty": pl.Float64,
+    "shaped_reward": pl.Float64,
     "score": pl.Float64,
     "sample_weight": pl.Float64,
     "drop_reason": pl.String,
@@ -98,6 +102,7 @@ def train_batch(
                 "advantages": advantage,
                 "returns": advantage,
                 "raw_reward": 1.0,
+                "shaped_reward": 1.0,
                 "score": advantage[0],
                 "sample_weight": 1.0,
             }

@@ -39,7 +39,11 @@ def response(index: int, domain: str, versions: list[int], reward: float | None,
         "values": None,
         "advantages": [0.0] * length,
         "returns": [0.0] * length,
-        "raw_reward": 1.0,
+        "raw_reward": reward,
+        "overlong_penalty": None,
+        "length_penalty": None,
+        "repetition_penalty": None,
+        "shaped_reward": reward,
         "score": 0.5,
         "sample_weight": 1.0,
         "drop_reason": "no_reward" if reward is None else None,
@@ -88,6 +92,23 @@ def test_rewards_are_means_over_scored_responses_and_failures_are_counted() -> N
         "reward/status/timeout": 1,
         "reward/status/grader_error": 0,
         "reward/status/infra_error": 0,
+    }
+
+
+def test_penalties_and_shaped_rewards_are_means_by_domain_and_drops_are_counted() -> None:
+    rows = [
+        response(0, "arithmetic", [4, 4], 1.0, length_penalty=-0.25, shaped_reward=0.75),
+        response(1, "arithmetic", [4], 0.0, length_penalty=-0.125, shaped_reward=None, drop_reason="no_variance"),
+        response(2, "arithmetic", [4], None, length_penalty=-0.5),
+        response(3, "format", [4], 0.5),
+    ]
+    shaping = {key: value for key, value in metrics_of(rows).items() if key.startswith("shaping/") and value}
+    assert shaping == {
+        "shaping/arithmetic/length_penalty": (-0.25 - 0.125) / 2,
+        "shaping/arithmetic/shaped_reward": 0.75,
+        "shaping/arithmetic/dropped/no_variance": 1,
+        "shaping/arithmetic/dropped/no_reward": 1,
+        "shaping/format/shaped_reward": 0.5,
     }
 
 

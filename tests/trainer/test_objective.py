@@ -9,8 +9,8 @@ from torch import Tensor
 
 from rlcore.algorithms.losses import LOSSES
 from rlcore.config import AlgorithmConfig, RolloutCorrectionConfig
-from rlcore.trainer.microbatches import MicroBatch, collate
-from rlcore.trainer.objective import Totals, objective, with_selection
+from rlcore.trainer.microbatches import MicroBatch, collate, per_token
+from rlcore.trainer.objective import TokenLogprobs, Totals, objective, with_selection
 from rlcore.trainer.packing import RowLengths, grow_trees
 
 LENGTHS = (3, 1, 2, 4)
@@ -47,6 +47,10 @@ BATCH = made_batch()
 TOTALS = Totals.of(BATCH, max_length=8)
 
 
+def collated(batch: pl.DataFrame, rows: list[int]) -> MicroBatch:
+    return collate(batch, grow_trees(rows, RowLengths.of(batch), share_prompts=True, limit=100))
+
+
 def evaluate(
     config: AlgorithmConfig, batch: pl.DataFrame, splits: list[list[int]]
 ) -> tuple[float, Tensor, dict[str, float]]:
@@ -62,8 +66,7 @@ def evaluate(
 
     batch = with_selection(config, batch, [0, 1, 3])
     for split in splits:
-        trees = grow_trees(split, RowLengths.of(batch), share_prompts=True, limit=100)
-        micro = collate(batch, trees)
+        micro = collated(batch, split)
         part, shares, _ = objective(config, batch, micro, of(logprobs, micro), of(entropy, micro), TOTALS)
         loss = loss + part
         for name, share in shares.items():
@@ -156,6 +159,26 @@ def test_every_setting_of_the_rollout_correction_changes_the_gradient() -> None:
         for correction in (None, *CORRECTIONS)
     ]
     assert all(one != other for index, one in enumerate(gradients) for other in gradients[:index])
+
+
+def test_the_tokens_that_are_reported_have_the_denominator_that_the_loss_clips_against() -> None:
+    batch = BATCH.with_columns(rollout_logprobs="ref_logprobs")
+    micro = collated(batch, [0, 1, 2, 3])
+    logprobs = torch.full_like(per_token(batch, "old_logprobs", micro), -2.0)
+
+    def reported(**options: float) -> TokenLogprobs:
+        config = AlgorithmConfig(policy_loss="decoupled_ppo", policy_loss_options=options)
+        return objective(config, batch, micro, logprobs, -logprobs, TOTALS)[2]
+
+    recomputed, approximated = reported(), reported(approximate_old=0.75)
+    assert (
+        recomputed.old.tolist()
+        == per_token(batch, "old_logprobs", micro)[per_token(batch, "loss_mask", micro)].tolist()
+    )
+    # log u = log π − (log μ + 0.75·(log π − log μ)) = 0.25·(log π − log μ)
+    torch.testing.assert_close(
+        approximated.policy - approximated.old, 0.25 * (approximated.policy - approximated.rollout)
+    )
 
 
 def test_tokens_of_the_highest_covariance_are_chosen_over_the_whole_batch() -> None:

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.algorithms.advantages.registry import ESTIMATORS, Estimator, choices, find_estimator
+from rlcore.algorithms.advantages.registry import ESTIMATORS, Estimator
+from rlcore.algorithms.registry import choices
 
-__all__ = ["ESTIMATORS", "Estimator", "find_estimator", "group_advantages"]
+__all__ = ["ESTIMATORS", "Estimator", "group_advantages"]
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -36,7 +37,7 @@ def group_advantages(name: str, rewards: Tensor, groups: Tensor, **options: Any)
         ValueError: no estimator of that name, or a tensor that is not (N,).
         TypeError: the estimator has no such option, or a tensor that it needs is missing.
     """
-    entry = find_estimator(name)
+    entry = ESTIMATORS.find(name)
     for option in options:
         known = [*entry.inputs, *entry.options]
         if option not in known:

@@ -10,7 +10,7 @@ from rlcore.algorithms.advantages.groups import ScoredGroups
 from rlcore.algorithms.advantages.registry import estimator
 
 
-@estimator("opmd", source="Pan et al. (Trinity-RFT), arXiv 2505.17826, appendix A", tokens="returns")
+@estimator("opmd", source="Pan et al. (Trinity-RFT), arXiv 2505.17826", tokens="returns")
 def opmd_advantages(
     rewards: Tensor, groups: Tensor, *, baseline: Literal["mean", "log_mean_exp"] = "mean", tau: float = 1.0
 ) -> Tensor:
@@ -19,7 +19,7 @@ def opmd_advantages(
         mean           A_i = R_i − mean_g
         log_mean_exp   A_i = R_i − τ·log(mean_g exp(R / τ))
 
-    Pan et al., "Trinity-RFT", arXiv 2505.17826, appendix A. The second baseline is the optimum's log-partition
+    Pan et al., "Trinity-RFT", arXiv 2505.17826. The second baseline is the optimum's log-partition
     function, estimated on the group; it tends to the mean for large τ and to the maximum for small. 0 in a
     group of one.
 

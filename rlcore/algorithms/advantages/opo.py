@@ -18,7 +18,8 @@ def opo_advantages(rewards: Tensor, groups: Tensor, *, lengths: Tensor) -> Tenso
     with its length l.
 
     Args:
-        lengths: (N,) number of tokens of each response that train. 0 in a whole group: its advantages are 0.
+        lengths: (N,) number of tokens of each response that the policy chose, the ones that its gradient is a sum
+            over; a tool's output is not among them. 0 in a whole group: its advantages are 0.
     """
     group = ScoredGroups(rewards, groups)
     total = group.sum(lengths.to(rewards.dtype))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from torch import Tensor
+
+from rlcore.algorithms.registry import Entry, Registry, keywords
 
 Tokens = Literal["returns", "whitened_returns", "gae"]
 """How the score of a response becomes the advantages of its tokens.
@@ -23,36 +24,19 @@ Function = TypeVar("Function", bound=EstimatorFunction)
 
 
 @dataclass(frozen=True, slots=True)
-class Estimator:
+class Estimator(Entry):
     """An advantage estimator: f(rewards (N,), groups (N,), *, inputs…, options…) → (N,)."""
 
-    name: str
-    function: EstimatorFunction
-    source: str
-    """The paper."""
     tokens: Tokens
-
-    @property
-    def idea(self) -> str:
-        """The first line of the docstring."""
-        return (inspect.getdoc(self.function) or "").partition("\n")[0]
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the tensors (N,) that it needs beside rewards and groups: keywords without a default."""
-        return tuple(keyword.name for keyword in self._keywords() if keyword.default is keyword.empty)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Its options and their defaults."""
-        return {keyword.name: keyword.default for keyword in self._keywords() if keyword.default is not keyword.empty}
-
-    def _keywords(self) -> list[inspect.Parameter]:
-        parameters = inspect.signature(self.function).parameters.values()
-        return [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        parameters = keywords(self.function).items()
+        return tuple(name for name, default in parameters if default is inspect.Parameter.empty)
 
 
-ESTIMATORS: dict[str, Estimator] = {}
+ESTIMATORS: Registry[Estimator] = Registry("group advantage")
 
 
 def estimator(name: str, *, source: str, tokens: Tokens) -> Callable[[Function], Function]:
@@ -63,27 +47,7 @@ def estimator(name: str, *, source: str, tokens: Tokens) -> Callable[[Function],
     """
 
     def register(function: Function) -> Function:
-        if name in ESTIMATORS:
-            raise ValueError(f"two advantage estimators are called {name!r}: {ESTIMATORS[name].function}, {function}")
-        ESTIMATORS[name] = Estimator(name, function, source, tokens)
+        ESTIMATORS.add(Estimator(name, function, source, tokens))
         return function
 
     return register
-
-
-def find_estimator(name: str) -> Estimator:
-    """The estimator of that name.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if name not in ESTIMATORS:
-        raise ValueError(f"no group advantage {name!r}; {choices(name, ESTIMATORS)}")
-    return ESTIMATORS[name]
-
-
-def choices(name: str, known: Collection[str]) -> str:
-    """The known name that is like an unknown one, if any, and all the known ones."""
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return f"{hint}there are {', '.join(known)}" if known else "there are none"

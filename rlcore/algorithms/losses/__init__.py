@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from rlcore.algorithms.losses.registry import LOSSES, Loss, batch_selection, find_loss, policy_loss
+from rlcore.algorithms.losses.registry import LOSSES, Loss, batch_selection, policy_loss, ratio_denominator
 
-__all__ = ["LOSSES", "Loss", "batch_selection", "find_loss", "policy_loss"]
+__all__ = ["LOSSES", "Loss", "batch_selection", "policy_loss", "ratio_denominator"]
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

@@ -1,6 +1,6 @@
 """Losses that spare the few tokens on which entropy collapses.
 
-Entropy falls with the covariance of log-probability and advantage (Cui et al., arXiv 2505.22617, section 4.1):
+Entropy falls with the covariance of log-probability and advantage (Cui et al., arXiv 2505.22617, theorems 1 and 2):
 where both are high at once, a step makes likely what was likely already.
 """
 
@@ -23,7 +23,7 @@ from rlcore.algorithms.ratio import log_ratio
 def token_covariances(old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     """(log π_old − its mean)·(A − its mean) of the tokens that train, means over the same tokens. Flat (N,), float64.
 
-    Cui et al., arXiv 2505.22617, section 4.2.
+    Cui et al., arXiv 2505.22617, equation 10.
     """
     trains = mask.bool()
     # In float64, so that the order in which tokens are added decides no rank.
@@ -70,7 +70,7 @@ def select_highest(old_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, fr
     return _scatter(ranked[: _count(fraction, len(covariances))], mask)
 
 
-@loss("clip_cov", source="Cui et al., arXiv 2505.22617, section 4.2 (Clip-Cov)", select=select_within)
+@loss("clip_cov", source="Cui et al., arXiv 2505.22617, equations 11 and 12 (Clip-Cov)", select=select_within)
 def clip_cov_loss(
     inputs: LossInputs,
     *,
@@ -85,9 +85,9 @@ def clip_cov_loss(
 
         0 for the selected tokens, else −min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A),  r = π/π_old
 
-    Cui et al., arXiv 2505.22617, section 4.2. `LossInputs.selected` holds the selection of the whole batch
-    (`batch_selection`, from log π_old); left out, it is made among the tokens of `inputs`. The paper writes the
-    surrogate unclipped, its code clips it as here.
+    Cui et al., arXiv 2505.22617, equations 11 and 12. `LossInputs.selected` holds the selection of the whole batch
+    (`batch_selection`, from log π_old); left out, it is made among the tokens of `inputs`. Equation 12 has the
+    surrogate unclipped, the paper's listing 1 clips it as here.
 
     Options:
         clip_low, clip_high: as in ppo.
@@ -115,7 +115,7 @@ def clip_cov_loss(
     return torch.where(selected.bool(), 0.0, token_loss), metrics
 
 
-@loss("kl_cov", source="Cui et al., arXiv 2505.22617, section 4.2 (KL-Cov)", select=select_highest)
+@loss("kl_cov", source="Cui et al., arXiv 2505.22617, equations 13 and 14 (KL-Cov)", select=select_highest)
 def kl_cov_loss(
     inputs: LossInputs, *, fraction: float = 2e-3, kl_coef: float = 1.0, kl_type: Literal["abs", "k2", "k3"] = "abs"
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -123,7 +123,7 @@ def kl_cov_loss(
 
         −r·A + β·KL(π_old‖π) for the selected tokens, else −r·A,  r = π/π_old
 
-    Cui et al., arXiv 2505.22617, section 4.2. `LossInputs.selected` holds the selection of the whole batch
+    Cui et al., arXiv 2505.22617, equations 13 and 14. `LossInputs.selected` holds the selection of the whole batch
     (`batch_selection`, from log π_old); left out, it is made among the tokens of `inputs`.
 
     Options:
@@ -131,7 +131,7 @@ def kl_cov_loss(
             and 2e-4 at 32B.
         kl_coef: β ≥ 0.
         kl_type: the estimate of the divergence from the one sampled token, as in `kl_estimate`. abs, |log r|, is
-            what the paper's code has; k3 is unbiased.
+            what the paper's listing 1 has; k3 is unbiased.
 
     Metrics beside those of `ratio_sums`: covariance_fraction (the selected), covariance_kl (their estimates).
     """

@@ -15,10 +15,24 @@ from rlcore.algorithms.metrics import ratio_sums
 from rlcore.algorithms.ratio import log_ratio
 
 
+def proximal_logprobs(inputs: LossInputs, *, approximate_old: float | None) -> Tensor:
+    """log π_old: `old_logprobs`, or between log μ and log π at `approximate_old`. (B, T), without gradient."""
+    if approximate_old is None:
+        return inputs.old_logprobs
+    if not 0 <= approximate_old <= 1:
+        raise ValueError(f"approximate_old is a place between the two policies, 0 to 1, not {approximate_old}")
+    rollout_logprobs = inputs.rollout_logprobs
+    assert rollout_logprobs is not None, "`needs` names it"
+    logprobs = inputs.logprobs.detach()
+    behaviour = torch.where(rollout_logprobs.isfinite(), rollout_logprobs, logprobs)
+    return torch.lerp(behaviour, logprobs, approximate_old)
+
+
 @loss(
     "decoupled_ppo",
-    source="Fu et al. (AReaL), arXiv 2505.24298, section 5.2; Hilton et al., arXiv 2110.00641, equation 2",
+    source="Fu et al. (AReaL), arXiv 2505.24298, equation 5; Hilton et al., arXiv 2110.00641",
     needs=["rollout_logprobs"],
+    denominator=proximal_logprobs,
 )
 def decoupled_ppo_loss(
     inputs: LossInputs,
@@ -35,8 +49,8 @@ def decoupled_ppo_loss(
 
         −sg(w)·min(u·A, clip(u, 1 − clip_low, 1 + clip_high)·A),  u = π/π_old,  w = π_old/μ
 
-    AReaL, arXiv 2505.24298, section 5.2, after Hilton et al., arXiv 2110.00641. μ is `rollout_logprobs`; a token
-    whose log μ is not finite has weight 0.
+    AReaL, arXiv 2505.24298, section 5.2, equation 5, after Hilton et al., arXiv 2110.00641, "Decoupled policy
+    objectives". μ is `rollout_logprobs`; a token whose log μ is not finite has weight 0.
 
     With `approximate_old` α the forward pass that computes π_old is not needed:
 
@@ -56,13 +70,7 @@ def decoupled_ppo_loss(
     """
     rollout_logprobs = inputs.rollout_logprobs
     assert rollout_logprobs is not None, "`needs` names it"
-    old_logprobs = inputs.old_logprobs
-    if approximate_old is not None:
-        if not 0 <= approximate_old <= 1:
-            raise ValueError(f"approximate_old is a place between the two policies, 0 to 1, not {approximate_old}")
-        logprobs = inputs.logprobs.detach()
-        behaviour = torch.where(rollout_logprobs.isfinite(), rollout_logprobs, logprobs)
-        old_logprobs = torch.lerp(behaviour, logprobs, approximate_old)
+    old_logprobs = proximal_logprobs(inputs, approximate_old=approximate_old)
     weights, corrected = rollout_correction(
         old_logprobs, rollout_logprobs, inputs.mask, level="token", mode=weight, low=weight_low, high=weight_high
     )

@@ -10,13 +10,13 @@ from rlcore.algorithms.losses.surrogate import check_not_negative, weighted_poli
 from rlcore.algorithms.metrics import ratio_sums
 
 
-@loss("opmd", source="Trinity-RFT, arXiv 2505.17826, appendix A")
+@loss("opmd", source="Pan et al. (Trinity-RFT), arXiv 2505.17826")
 def opmd_loss(inputs: LossInputs, *, tau: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
     """The policy gradient made smaller by a regulariser towards the current policy, valid off-policy.
 
         −A·log π/(1 + τ)
 
-    Trinity-RFT, arXiv 2505.17826, appendix A. Which baseline the advantages subtract from the rewards of a group,
+    Pan et al., "Trinity-RFT", arXiv 2505.17826. Which baseline the advantages subtract from the rewards of a group,
     their mean or τ·log(mean(exp(R/τ))), is the advantages' business.
 
     Options:

@@ -24,7 +24,7 @@ def ppo_loss(
     Options:
         clip_low: ε_low, from 0 to 1.
         clip_high: ε_high; DAPO's is 0.28.
-        dual_clip: c > 1, at most −c·A is lost on a token with A < 0 (Ye et al., arXiv 1912.09729, equation 5: 3);
+        dual_clip: c > 1, at most −c·A is lost on a token with A < 0 (Ye et al., arXiv 1912.09729, whose c is 3);
             None for no such bound.
 
     Metrics: those of `ratio_sums` and `clipped_surrogate`.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,40 +9,34 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from rlcore.algorithms.inputs import LossInputs
+from rlcore.algorithms.registry import Entry, Registry, choices, keywords
 
 LossFunction = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 Function = TypeVar("Function", bound=LossFunction)
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
-    """A policy loss."""
+class Loss(Entry):
+    """A policy loss: f(LossInputs, *, options…) → (token_loss (B, T), metrics)."""
 
-    name: str
-    function: LossFunction
-    """(LossInputs, **options) -> (token_loss (B, T), metrics)."""
-    source: str
     needs: tuple[str, ...]
     """Optional fields of LossInputs that it does not work without."""
     select: Callable[..., Tensor] | None
     """(old_logprobs, advantages, mask, **some of the options) -> selected, of the whole batch: `batch_selection`."""
-
-    @property
-    def idea(self) -> str:
-        """The first line of the function's docstring."""
-        return (inspect.getdoc(self.function) or "").partition("\n")[0]
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Every option and its default."""
-        return _keywords(self.function)
+    denominator: Callable[..., Tensor] | None
+    """(LossInputs, **some of the options) -> log π_old, where it is not `LossInputs.old_logprobs`."""
 
 
-LOSSES: dict[str, Loss] = {}
+LOSSES: Registry[Loss] = Registry("policy loss")
 
 
 def loss(
-    name: str, *, source: str, needs: Iterable[str] = (), select: Callable[..., Tensor] | None = None
+    name: str,
+    *,
+    source: str,
+    needs: Iterable[str] = (),
+    select: Callable[..., Tensor] | None = None,
+    denominator: Callable[..., Tensor] | None = None,
 ) -> Callable[[Function], Function]:
     """Registers the decorated function as a policy loss; its keyword-only parameters are the loss's options.
 
@@ -53,23 +45,10 @@ def loss(
     """
 
     def register(function: Function) -> Function:
-        if name in LOSSES:
-            raise ValueError(f"there is a policy loss {name!r} already, in {LOSSES[name].function.__module__}")
-        LOSSES[name] = Loss(name, function, source, tuple(needs), select)
+        LOSSES.add(Loss(name, function, source, tuple(needs), select, denominator))
         return function
 
     return register
-
-
-def find_loss(name: str) -> Loss:
-    """The loss of that name.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if name not in LOSSES:
-        raise ValueError(f"no policy loss {name!r}; {_choices(name, LOSSES)}")
-    return LOSSES[name]
 
 
 def policy_loss(name: str, inputs: LossInputs, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -85,7 +64,7 @@ def policy_loss(name: str, inputs: LossInputs, **options: Any) -> tuple[Tensor, 
             `inputs` does not have.
         TypeError: the loss has no such option.
     """
-    chosen = find_loss(name)
+    chosen = LOSSES.find(name)
     _check_options(chosen, options)
     missing = [field for field in chosen.needs if getattr(inputs, field) is None]
     if missing:
@@ -105,30 +84,35 @@ def batch_selection(name: str, old_logprobs: Tensor, advantages: Tensor, mask: T
     Raises:
         ValueError, TypeError: as `policy_loss`.
     """
-    chosen = find_loss(name)
+    chosen = LOSSES.find(name)
     _check_options(chosen, options)
     if chosen.select is None:
         return None
-    options = chosen.options | options
-    return chosen.select(
-        old_logprobs, advantages, mask, **{option: options[option] for option in _keywords(chosen.select)}
-    )
+    return chosen.select(old_logprobs, advantages, mask, **_options_of(chosen.select, chosen, options))
+
+
+def ratio_denominator(name: str, inputs: LossInputs, **options: Any) -> Tensor:
+    """log π_old of the ratio π/π_old that the loss clips or weighs with, without gradient: (B, T).
+
+    `LossInputs.old_logprobs`, unless the loss approximates it.
+
+    Raises:
+        ValueError, TypeError: as `policy_loss`.
+    """
+    chosen = LOSSES.find(name)
+    _check_options(chosen, options)
+    if chosen.denominator is None:
+        return inputs.old_logprobs
+    return chosen.denominator(inputs, **_options_of(chosen.denominator, chosen, options))
 
 
 def _check_options(chosen: Loss, options: Iterable[str]) -> None:
     known = chosen.options
     for option in options:
         if option not in known:
-            raise TypeError(f"policy loss {chosen.name!r} has no option {option!r}; {_choices(option, known)}")
+            raise TypeError(f"policy loss {chosen.name!r} has no option {option!r}; {choices(option, known)}")
 
 
-def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
-    parameters = inspect.signature(function).parameters.values()
-    return {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
-
-
-def _choices(name: str, known: Iterable[str]) -> str:
-    known = sorted(known)
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return f"{hint}there are {', '.join(known)}" if known else "there are none"
+def _options_of(function: Callable[..., Any], chosen: Loss, options: dict[str, Any]) -> dict[str, Any]:
+    """Those that the function takes, the loss's defaults where they are not given."""
+    return {option: (chosen.options | options)[option] for option in keywords(function)}

@@ -12,7 +12,7 @@ from rlcore.algorithms.metrics import ratio_sums, token_sum
 from rlcore.algorithms.ratio import log_ratio
 
 
-@loss("sapo", source="Gao et al., arXiv 2511.20347, section 3")
+@loss("sapo", source="Gao et al., arXiv 2511.20347, equations 5 and 6")
 def sapo_loss(
     inputs: LossInputs, *, tau_positive: float = 1.0, tau_negative: float = 1.05
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -20,7 +20,7 @@ def sapo_loss(
 
         −σ(τ·(r − 1))·(4/τ)·A,  r = π/π_old,  τ = tau_positive where A > 0, tau_negative elsewhere
 
-    Gao et al., arXiv 2511.20347, section 3. The gradient is ppo's times 4σ(1 − σ), which is 1 on-policy.
+    Gao et al., arXiv 2511.20347, equations 5 and 6. The gradient is ppo's times 4σ(1 − σ), which is 1 on-policy.
 
     Options:
         tau_positive, tau_negative: > 0; the larger, the narrower the gate. The paper keeps tau_negative the larger

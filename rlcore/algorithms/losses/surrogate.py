@@ -28,7 +28,7 @@ def clipped_surrogate(
 
     Schulman et al., arXiv 1707.06347, equation 7; the two bounds apart as in DAPO, arXiv 2503.14476, equation 10.
     With `dual_clip` c the objective of a token with A < 0 is at least c·A, which bounds the step away from a token
-    whose ratio has exploded: Ye et al., arXiv 1912.09729, equation 5.
+    whose ratio has exploded: Ye et al., arXiv 1912.09729, dual-clip PPO.
 
     Args:
         ratio: (B, T) or (B, 1), finite at masked positions too.
