@@ -36,9 +36,16 @@ class TrainerRank(Learner):
             ValueError: a rank, world size or port that cannot be.
         """
         self.directory = model_directory(config.model)
-        epochs = config.algorithm.ppo_epochs
         super().__init__(
-            config, config.trainer, epochs, rank, world_size, master_address, master_port, trainable=trainable
+            config,
+            config.trainer,
+            config.algorithm.ppo_epochs,
+            rank,
+            world_size,
+            master_address,
+            master_port,
+            trainable=trainable,
+            idle=config.critic_only_iterations,
         )
 
     def _load_model(self, dtype: torch.dtype) -> tuple[ResponseScorer, Bridge]:
@@ -68,7 +75,7 @@ class TrainerRank(Learner):
 
     def _rows_that_train(self, iteration: int, batch: pl.DataFrame) -> list[int]:
         """None while only the critic trains: the update counts as skipped."""
-        warming_up = self.config.algorithm.uses_critic and iteration <= self.config.critic.warmup_iterations
+        warming_up = iteration <= self.config.critic_only_iterations
         return [] if warming_up else super()._rows_that_train(iteration, batch)
 
     def _prepared(self, batch: pl.DataFrame, rows: list[int]) -> pl.DataFrame:
