@@ -225,6 +225,9 @@ class Config(Section):
     """Checkpoint every so many iterations and at the end. 0: only at the end."""
     save_total_limit: Positive = 2
     """Newest checkpoints that are kept."""
+    save_best: str | None = "eval/accuracy"
+    """Held-out accuracy, of all prompts or of a domain (eval/DOMAIN/accuracy), whose best checkpoint is kept beside
+    the newest; among those of iterations that were evaluated. Null: the newest only."""
     model: ModelConfig
     data: DataConfig
     rollout: RolloutConfig
@@ -281,6 +284,13 @@ class Config(Section):
             raise ValueError(
                 f"algorithm.kl_horizon is {self.algorithm.kl_horizon} responses, less than one iteration's {responses}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _the_best_is_measured(self) -> Config:
+        measured = ["eval/accuracy", *(f"eval/{domain}/accuracy" for domain in sorted(self.rewards))]
+        if self.save_best is not None and self.save_best not in measured:
+            raise ValueError(f"save_best: no evaluation measures {self.save_best!r}; there are: {', '.join(measured)}")
         return self
 
     @model_validator(mode="after")

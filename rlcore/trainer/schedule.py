@@ -32,6 +32,7 @@ class Schedule:
         """
         self._settings, self._optimizer, self._idle = settings, optimizer, idle
         warmup, length = settings.schedule_steps(idle)
+        self._fill_groups()
         self._scheduler = OptimizerParamScheduler(
             optimizer,
             init_lr=settings.learning_rate / (warmup + 1),
@@ -51,9 +52,12 @@ class Schedule:
 
         A checkpoint brings its own groups along: these numbers replace theirs.
         """
-        for group in self._optimizer.param_groups:
-            group["betas"] = (self._settings.adam_beta1, self._settings.adam_beta2)
-            group["max_lr"], group["min_lr"] = self._settings.learning_rate, self._settings.min_lr
+        self._fill_groups()
         self._scheduler.num_steps = max(0, updates - self._idle)
         self._scheduler.step(0)
         return float(get_canonical_lr_for_logging(self._optimizer.param_groups))
+
+    def _fill_groups(self) -> None:
+        for group in self._optimizer.param_groups:
+            group["betas"] = (self._settings.adam_beta1, self._settings.adam_beta2)
+            group["max_lr"], group["min_lr"] = self._settings.learning_rate, self._settings.min_lr

@@ -17,11 +17,11 @@ from rlcore.trainer.settings import OptimizerSettings
 
 def optimizer() -> torch.optim.AdamW:
     """Groups as Megatron makes them: matrices, and what does not decay."""
-    groups: list[dict[str, Any]] = [
-        {"params": [torch.zeros(2, 2, requires_grad=True)], "wd_mult": 1.0, "default_config": True},
-        {"params": [torch.zeros(2, requires_grad=True)], "wd_mult": 0.0, "default_config": True},
-    ]
-    return torch.optim.AdamW(groups)
+    matrices, norms = torch.zeros(2, 2, requires_grad=True), torch.zeros(2, requires_grad=True)
+    megatron: dict[str, Any] = {"default_config": True, "max_lr": 7.0, "min_lr": None}
+    return torch.optim.AdamW(
+        [{"params": [matrices], "wd_mult": 1.0, **megatron}, {"params": [norms], "wd_mult": 0.0, **megatron}]
+    )
 
 
 def rates(updates: int, idle: int = 0, **settings: Any) -> list[float]:
