@@ -12,7 +12,7 @@ from rlcore.cluster.trainer import CRITIC, TRAINER, CriticGroup, Role, TrainerGr
 from rlcore.reports import CheckpointReport, RunState
 from rlcore.store import RunStore
 from rlcore.tracking.history import read_metrics
-from rlcore.trainer.checkpoint import publish, published
+from rlcore.trainer.checkpoint import HUGGINGFACE, publish, published
 
 STATE = "state.json"
 """File of a checkpoint that holds the run's state, where there is one."""
@@ -44,7 +44,7 @@ def save_checkpoint(
         critic.save_checkpoint(str(state_directory(staging, CRITIC)))
     if state is not None:
         (staging / STATE).write_text(state.model_dump_json(indent=1))
-    trainer.export_huggingface(str(staging / "huggingface"))
+    trainer.export_huggingface(str(staging / HUGGINGFACE))
     publish(staging, final)
     return CheckpointReport(
         policy_version=policy_version,

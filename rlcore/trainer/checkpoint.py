@@ -14,6 +14,9 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "MANIFEST"
 
+HUGGINGFACE = "huggingface"
+"""Folder of a checkpoint that transformers and vLLM load."""
+
 
 class CheckpointDamaged(RuntimeError):
     """A file of a checkpoint is missing, or not the one that was saved."""
