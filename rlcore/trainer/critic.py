@@ -63,6 +63,7 @@ class CriticRank(Learner):
         Args:
             batch: with columns sample_id, prompt_ids and response_ids.
         """
+        self.reload()
         return self._score_responses("values", batch)
 
     def _accumulate_gradients(

@@ -22,6 +22,7 @@ from rlcore.trainer import cpu_platform
 from rlcore.trainer.microbatches import MicroBatch, collate, row_lengths, shard, split_by_tokens
 from rlcore.trainer.minibatches import optimizer_steps
 from rlcore.trainer.objective import Totals
+from rlcore.trainer.offload import LentMemory
 from rlcore.trainer.optimizer import distribute, make_optimizer, reduce_gradients, zero_gradients
 from rlcore.trainer.report import over_steps
 from rlcore.trainer.schedule import Schedule
@@ -76,6 +77,7 @@ class Learner(ABC):
             self.distributed = distribute(self.model)
             self.optimizer = make_optimizer(settings, self.distributed, dtype)
             self.schedule = Schedule(settings, self.optimizer, idle)
+            self.memory = LentMemory(self.model, self.distributed, self.optimizer)
         else:
             self.model.requires_grad_(False)
         self._applied = AppliedUpdates()
@@ -130,8 +132,21 @@ class Learner(ABC):
             cpu_platform.release_heap()
         return report
 
+    def offload(self) -> int:
+        """Give this rank's device memory to others until `reload`, which every method that computes calls first.
+
+        Returns the bytes: 0 where the weights are in host memory anyway, and of the frozen reference.
+        """
+        return self.memory.lend() if self.trainable and self.device.type == "cuda" else 0
+
+    def reload(self) -> None:
+        """Take the memory back, with the same contents."""
+        if self.trainable:
+            self.memory.take_back()
+
     def save_checkpoint(self, directory: str) -> None:
         """Write everything that training goes on from. It counts as a checkpoint after `checkpoint.publish`."""
+        self.reload()
         path = Path(directory)
         path.mkdir(parents=True, exist_ok=True)
         save_state(path, self.distributed, self.optimizer)
@@ -143,6 +158,7 @@ class Learner(ABC):
 
         Megatron loads a damaged file without an error: `checkpoint.verify` comes first.
         """
+        self.reload()
         path = Path(directory)
         load_state(path, self.distributed, self.optimizer)
         self._applied = AppliedUpdates.load(json.loads((path / STATE).read_text()))
@@ -186,6 +202,7 @@ class Learner(ABC):
 
     def _train(self, iteration: int, batch: pl.DataFrame) -> dict[str, Any]:
         started = time.monotonic()
+        self.reload()
         lengths = row_lengths(batch)
         rows = self._rows_that_train(iteration, batch)
         batch = self._prepared(batch, rows)

@@ -62,14 +62,17 @@ class TrainerRank(Learner):
         Args:
             batch: with columns sample_id, prompt_ids and response_ids.
         """
+        self.reload()
         return self._score_responses("logprobs", batch)
 
     def export_weights(self, path: str) -> int:
         """Write one safetensors file, as a fresh engine would load it; its size in bytes. Rank 0 writes, others 0."""
+        self.reload()
         return write_weights(self.model, self.bridge, Path(path)) if self.rank == 0 else 0
 
     def export_huggingface(self, directory: str) -> None:
         """Write a directory that transformers and vLLM load. Rank 0 writes."""
+        self.reload()
         if self.rank == 0:
             write_huggingface(self.model, self.bridge, self.directory, Path(directory))
 
