@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlcore.compose import dump
@@ -92,6 +93,6 @@ def _cell(row: dict[str, float], name: str) -> str:
     return f"{row[f'{name}/accuracy']:.3f} ({row[f'{name}/low']:.3f}–{row[f'{name}/high']:.3f})"
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [header, tuple("---" for _ in header), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -115,7 +115,10 @@ def test_a_damaged_model_is_refused_and_leaves_nothing(store: RunStore, tmp_path
 
 def test_the_command_takes_the_iteration_or_leaves_it_out(store: RunStore, tmp_path: Path) -> None:
     assert rlvr("export", store.url, str(tmp_path / "a")) == (0, f"{tmp_path / 'a'}: the model after iteration 10\n")
-    assert rlvr("export", store.url, "6", str(tmp_path / "b")) == (0, f"{tmp_path / 'b'}: the model after iteration 6\n")
+    assert rlvr("export", store.url, "6", str(tmp_path / "b")) == (
+        0,
+        f"{tmp_path / 'b'}: the model after iteration 6\n",
+    )
     status, output = rlvr("export", store.url, "7", str(tmp_path / "c"))
     assert status == 1 and "there are: 6, 10" in output and "Traceback" not in output
     status, output = rlvr("export", store.url, "6", "10", str(tmp_path / "c"))

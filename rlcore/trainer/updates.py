@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 SKIPPED_IN_A_ROW = 3
 """So many optimizer steps in a row, over all updates, without a finite gradient are an error."""
 

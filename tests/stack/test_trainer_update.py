@@ -269,7 +269,7 @@ def test_the_gradient_is_clipped_to_its_largest_norm(tiny_llama: Path) -> None:
 
 
 def test_the_rate_of_an_update_is_its_place_in_the_schedule(tiny_llama: Path, tmp_path: Path) -> None:
-    """Nothing else decides it: an update in which nothing trains counts, and a restored trainer is in the same place."""
+    """An update in which nothing trains counts, mini-batches do not, and a restored trainer is in the same place."""
     config = trainer_config(
         tiny_llama,
         trainer={"learning_rate": 1e-4, "lr_scheduler_type": "linear", "warmup_steps": 1, "lr_decay_steps": 5},

@@ -113,7 +113,10 @@ def test_responses_without_a_reward_are_pointed_out(made_up_run: MadeUpRun) -> N
 
 
 def test_skipped_optimizer_steps_are_pointed_out(made_up_run: MadeUpRun) -> None:
-    for iteration, row in ((9, '"train/skipped_steps": 1, "critic/skipped_steps": 1'), (10, '"train/skipped_steps": 0')):
+    for iteration, row in (
+        (9, '"train/skipped_steps": 1, "critic/skipped_steps": 1'),
+        (10, '"train/skipped_steps": 0'),
+    ):
         made_up_run.store.append_line("metrics.jsonl", f'{{"iteration": {iteration}, {row}}}')
     assert "optimizer steps skipped, their gradients not finite: 2 in iteration 9" in drawn(made_up_run, 100)
 

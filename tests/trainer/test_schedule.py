@@ -97,7 +97,12 @@ def test_the_length_is_that_of_the_run_and_is_written_down() -> None:
     [
         (["trainer.warmup_steps=30", "trainer.lr_scheduler_type=linear"], "warm-up of 30 iterations is not shorter"),
         (
-            ["algorithm=ppo", "critic.warmup_iterations=25", "trainer.warmup_steps=5", "trainer.lr_scheduler_type=linear"],
+            [
+                "algorithm=ppo",
+                "critic.warmup_iterations=25",
+                "trainer.warmup_steps=5",
+                "trainer.lr_scheduler_type=linear",
+            ],
             r"lr_decay_steps is 30 .*, 25 of them critic\.warmup_iterations",
         ),
         (["critic.min_lr=1e-7"], r"set trainer\.lr_scheduler_type"),
