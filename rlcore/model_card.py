@@ -76,7 +76,10 @@ def _accuracy(metrics: list[dict[str, float]], iteration: int) -> str:
     shown = evaluated if len(evaluated) == 1 else [evaluated[0], evaluated[-1]]
     names = [key.removesuffix("/accuracy") for key in shown[-1] if key.endswith("/accuracy")]
     header = ("prompts", *(_when(row["iteration"]) for row in shown))
-    rows = [(name.removeprefix("eval/").replace("eval", "all"), *(_cell(row, name) for row in shown)) for name in names]
+    rows = [
+        ("all" if name == "eval" else name.removeprefix("eval/"), *(_cell(row, name) for row in shown))
+        for name in names
+    ]
     note = "One greedy answer to each held-out prompt; in brackets, the 95 % interval."
     if shown[-1]["iteration"] != iteration:
         note += f" Iteration {iteration} itself was not evaluated."
