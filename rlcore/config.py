@@ -171,7 +171,9 @@ class TrainerConfig(OptimizerSettings):
     """The Megatron-Core trainer."""
 
     max_tokens_per_micro_batch: Positive = 4096
-    """Token budget, padding included, of one forward and backward pass."""
+    """Token budget of one forward and backward pass."""
+    share_prompts: bool = True
+    """Train the responses to a prompt in one sequence after it, each seeing the prompt and itself."""
     data_parallel_size: Positive = 1
 
 

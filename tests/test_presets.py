@@ -17,6 +17,7 @@ from rlcore.train_batch import assemble_train_batch
 from rlcore.trainer.microbatches import collate
 from rlcore.trainer.minibatches import optimizer_steps
 from rlcore.trainer.objective import Totals, objective, with_selection
+from rlcore.trainer.packing import RowLengths, grow_trees
 
 FLOATS = pl.List(pl.Float32)
 NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
@@ -101,8 +102,8 @@ def numbers(config: Config) -> list[Any]:
     algorithm = config.algorithm
     rows = [row for row, trains in enumerate(batch["loss_mask"].list.any()) if trains]
     schedule = optimizer_steps(rows, epochs=1, mini_batches=algorithm.mini_batches, seed=0, iteration=1)
-    micro = collate(batch, rows)
-    logprobs = collate(batch, rows).align(torch.cat([torch.tensor(batch["rollout_logprobs"][row]) for row in rows]))
+    micro = collate(batch, grow_trees(rows, RowLengths.of(batch), share_prompts=True, limit=1000))
+    logprobs = micro.align(torch.cat([torch.tensor(batch["rollout_logprobs"][row]) for row in micro.rows]))
     logprobs = (
         logprobs + 0.3 * torch.randn(logprobs.shape, generator=torch.Generator().manual_seed(4))
     ).requires_grad_()

@@ -66,11 +66,9 @@ class CriticRank(Learner):
         self.reload()
         return self._score_responses("values", batch)
 
-    def _accumulate_gradients(
-        self, batch: pl.DataFrame, rows: list[int], lengths: list[int], totals: Totals
-    ) -> dict[str, float]:
+    def _accumulate_gradients(self, batch: pl.DataFrame, rows: list[int], totals: Totals) -> dict[str, float]:
         shares = []
-        for micro in self._micro_batches(batch, rows, lengths):
+        for micro in self._micro_batches(batch, rows):
             [values] = self._forward(micro)
             loss, share = value_objective(self.config, batch, micro, values, totals)
             loss.backward()

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from rlcore.config import Config, TrainerConfig
 from rlcore.trainer import cpu_platform
-from rlcore.trainer.microbatches import MicroBatch, collate, row_lengths, shard, split_by_tokens
+from rlcore.trainer.microbatches import MicroBatch, collate
 from rlcore.trainer.minibatches import optimizer_steps
 from rlcore.trainer.objective import Totals
 from rlcore.trainer.offload import LentMemory
 from rlcore.trainer.optimizer import distribute, make_optimizer, reduce_gradients, zero_gradients
+from rlcore.trainer.packing import RowLengths, pack
 from rlcore.trainer.report import over_steps
 from rlcore.trainer.schedule import Schedule
 from rlcore.trainer.state import load_state, save_state
@@ -87,13 +88,11 @@ class Learner(ABC):
         """The model, and the bridge that names its weights."""
 
     @abstractmethod
-    def _accumulate_gradients(
-        self, batch: pl.DataFrame, rows: list[int], lengths: list[int], totals: Totals
-    ) -> dict[str, float]:
-        """Backward passes over this rank's rows of a mini-batch; the mini-batch's metrics, the same on all ranks.
+    def _accumulate_gradients(self, batch: pl.DataFrame, rows: list[int], totals: Totals) -> dict[str, float]:
+        """Backward passes over this rank's share of a mini-batch's rows; its metrics, the same on all ranks.
 
         Args:
-            totals: of the whole mini-batch, over all ranks.
+            totals: of the mini-batch.
         """
 
     def policy_version(self) -> int | None:
@@ -171,27 +170,36 @@ class Learner(ABC):
             batch: with columns sample_id, prompt_ids and response_ids.
         """
         self.model.eval()
-        lengths = row_lengths(batch)
-        mine = shard(range(len(batch)), lengths, self.rank, self.world_size)
-        answered = batch["response_ids"].list.len() > 0
-        scores: dict[int, list[float]] = {row: [] for row in mine}
-        for micro in self._micro_batches(batch, [row for row in mine if answered[row]], lengths):
+        answered = (batch["response_ids"].list.len() > 0).to_list()
+        scores: dict[int, list[float]] = {}
+        if self.rank == 0:
+            scores = {row: [] for row, has_tokens in enumerate(answered) if not has_tokens}
+        for micro in self._micro_batches(batch, [row for row, has_tokens in enumerate(answered) if has_tokens]):
             for row, values, mask in zip(micro.rows, self._forward(micro)[0], micro.response_mask, strict=True):
                 scores[row] = values[mask].tolist()
         cpu_platform.release_heap()
+        mine = sorted(scores)
         column = pl.Series(name, [scores[row] for row in mine], dtype=pl.List(pl.Float32))
         return batch[mine].select("sample_id", column)
 
     def _forward(self, micro: MicroBatch) -> list[Tensor]:
         """The model's outputs at the response tokens, (B, T) float32 each."""
         model = self.distributed if self.trainable else self.model
-        positions = torch.arange(micro.input_ids.shape[1], device=self.device).expand_as(micro.input_ids)
-        outputs = model(micro.input_ids, positions, None, labels=micro.next_ids, loss_mask=micro.scored)
+        outputs = model(micro.input_ids, micro.positions, micro.layout, labels=micro.labels, loss_mask=micro.scored)
         return [micro.align(values) for values in outputs]
 
-    def _micro_batches(self, batch: pl.DataFrame, rows: list[int], lengths: list[int]) -> Iterator[MicroBatch]:
-        for split in split_by_tokens(rows, lengths, self.settings.max_tokens_per_micro_batch):
-            yield collate(batch, split).to(self.device)
+    def _micro_batches(self, batch: pl.DataFrame, rows: list[int]) -> Iterator[MicroBatch]:
+        """This rank's share of the rows."""
+        packed = pack(
+            rows,
+            RowLengths.of(batch),
+            share_prompts=self.settings.share_prompts,
+            budget=self.settings.max_tokens_per_micro_batch,
+            rank=self.rank,
+            ranks=self.world_size,
+        )
+        for trees in packed:
+            yield collate(batch, trees).to(self.device)
 
     def _rows_that_train(self, iteration: int, batch: pl.DataFrame) -> list[int]:
         return [row for row, trains in enumerate(batch["loss_mask"].list.any()) if trains]
@@ -203,7 +211,6 @@ class Learner(ABC):
     def _train(self, iteration: int, batch: pl.DataFrame) -> dict[str, Any]:
         started = time.monotonic()
         self.reload()
-        lengths = row_lengths(batch)
         rows = self._rows_that_train(iteration, batch)
         batch = self._prepared(batch, rows)
         totals = self._totals(batch, rows)
@@ -217,9 +224,9 @@ class Learner(ABC):
         self.model.train()
         self._applied.start()
         learning_rate = self.schedule.apply(iteration - 1)
-        tried = [self._step(iteration, batch, mini_batch, lengths) for mini_batch in schedule]
+        tried = [self._step(iteration, batch, mini_batch) for mini_batch in schedule]
         steps = [metrics for metrics in tried if metrics is not None]
-        measured = steps or [{"grad_norm": 0.0, **self._accumulate_gradients(batch, [], lengths, totals)}]
+        measured = steps or [{"grad_norm": 0.0, **self._accumulate_gradients(batch, [], totals)}]
         seconds = time.monotonic() - started
         return {
             "iteration": iteration,
@@ -232,18 +239,15 @@ class Learner(ABC):
                 "skipped_steps": len(tried) - len(steps),
                 "num_tokens": totals.num_tokens,
                 "num_sequences": totals.num_sequences,
-                "tokens_per_second": self.epochs * sum(lengths[row] for row in rows) / seconds,
+                "tokens_per_second": self.epochs * RowLengths.of(batch).total(rows) / seconds,
                 **over_steps(measured),
             },
         }
 
-    def _step(
-        self, iteration: int, batch: pl.DataFrame, rows: list[int], lengths: list[int]
-    ) -> dict[str, float] | None:
+    def _step(self, iteration: int, batch: pl.DataFrame, rows: list[int]) -> dict[str, float] | None:
         """One optimizer step, in the denominators of its own rows; its metrics. None where it is not taken."""
         zero_gradients(self.distributed, self.optimizer)
-        mine = shard(rows, lengths, self.rank, self.world_size)
-        metrics = self._accumulate_gradients(batch, mine, lengths, self._totals(batch, rows))
+        metrics = self._accumulate_gradients(batch, rows, self._totals(batch, rows))
         # The optimizer's temporaries are as large as the activations were: not both at once.
         cpu_platform.release_heap()
         norm = reduce_gradients(self.distributed, self.optimizer)

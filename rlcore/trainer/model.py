@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, PretrainedConfig
 
 from rlcore.algorithms import entropy_from_logits, logprobs_from_logits
+from rlcore.trainer.attention import TreeAttention
 
 HEAD_CHUNK = 256
 """Response positions whose logits exist at the same time."""
@@ -39,14 +40,26 @@ class UnsupportedModel(ValueError):
     """The Hugging Face model has something that this trainer does not compute."""
 
 
-class ResponseScorer(GPTModel):
-    """A GPTModel that returns log-probabilities of chosen tokens instead of logits of all positions.
+class TreeModel(GPTModel):
+    """A GPTModel over packed trees: positions are those given, not the places in the sequence.
 
-    `forward(input_ids, position_ids, attention_mask, labels=..., loss_mask=...)`: `labels` (B, S) int64 is the
-    token after each position, `loss_mask` (B, S) bool chooses positions. Returns two float32 tensors (N,), N the
-    number of chosen positions in row-major order: the label's log-probability, and the entropy of the distribution,
-    both at `temperature`. The entropy has a gradient where `entropy_gradient`. Logits are computed HEAD_CHUNK
-    positions at a time, and once more in the backward pass.
+    `forward(input_ids, position_ids, layout, labels=..., loss_mask=...)` takes the fields of a `MicroBatch`:
+    `input_ids` and `position_ids` (1, S), `layout` (2, S), and of N outputs the places, `loss_mask` (N,) int64, and
+    the tokens, `labels` (N,) int64.
+    """
+
+    def _preprocess(self, input_ids: torch.Tensor, position_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        decoder_input, _, *others = super()._preprocess(input_ids, position_ids, *args, **kwargs)
+        positions = position_ids[0]
+        return decoder_input, self.rotary_pos_emb.get_emb(int(positions.max()) + 1)[positions], *others
+
+
+class ResponseScorer(TreeModel):
+    """Returns log-probabilities of chosen tokens instead of logits of all positions.
+
+    Two float32 tensors (N,): the label's log-probability, and the entropy of the distribution, both at `temperature`.
+    The entropy has a gradient where `entropy_gradient`. Logits are computed HEAD_CHUNK positions at a time, and once
+    more in the backward pass.
     """
 
     def __init__(self, *args: Any, temperature: float, entropy_gradient: bool, **kwargs: Any) -> None:
@@ -64,10 +77,10 @@ class ResponseScorer(GPTModel):
         loss_mask: torch.Tensor,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = hidden_states.transpose(0, 1)[loss_mask]
+        chosen = hidden_states[loss_mask, 0]
         chunks = [
             checkpoint(self._score, hidden, tokens, use_reentrant=False)
-            for hidden, tokens in zip(chosen.split(HEAD_CHUNK), labels[loss_mask].split(HEAD_CHUNK), strict=True)
+            for hidden, tokens in zip(chosen.split(HEAD_CHUNK), labels.split(HEAD_CHUNK), strict=True)
         ]
         logprobs, entropies = zip(*chunks, strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
@@ -83,12 +96,11 @@ class ResponseScorer(GPTModel):
             return logprobs, entropy_from_logits(logits)
 
 
-class ValueModel(GPTModel):
-    """A GPTModel with a value head in place of the vocabulary's: one number for each chosen position.
+class ValueModel(TreeModel):
+    """A value head in place of the vocabulary's: one number for each chosen place.
 
-    `forward(input_ids, position_ids, attention_mask, loss_mask=...)`: `loss_mask` (B, S) bool chooses positions.
-    Returns a tuple of one float32 tensor (N,), N the number of chosen positions in row-major order. The head is
-    linear, without bias, and starts at 0: before the first update every value is 0, and no state is preferred.
+    Returns a tuple of one float32 tensor (N,). The head is linear, without bias, and starts at 0: before the first
+    update every value is 0, and no state is preferred.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -106,7 +118,7 @@ class ValueModel(GPTModel):
     def _postprocess(
         self, hidden_states: torch.Tensor, *args: Any, loss_mask: torch.Tensor, **kwargs: Any
     ) -> tuple[torch.Tensor]:
-        chosen = hidden_states.transpose(0, 1)[loss_mask]
+        chosen = hidden_states[loss_mask, 0]
         return (nn.functional.linear(chosen.float(), self.value_head.weight.float()).squeeze(-1),)
 
 
@@ -147,9 +159,12 @@ def _load(make: Callable[..., M], directory: Path, dtype: torch.dtype) -> tuple[
     bridge.set_extra_args(perform_initialization=False, calculate_per_token_loss=True, **platform)
     bridge._OTHER_MAPPING = {**bridge._OTHER_MAPPING, **LOCAL_NORMS}
     bridge._MLP_MAPPING = {**bridge._MLP_MAPPING, **LOCAL_NORMS}
+    layers = get_gpt_decoder_block_spec(bridge.config, use_transformer_engine=cuda)
+    for layer in layers.layer_specs:
+        layer.submodules.self_attention.submodules.core_attention = TreeAttention
     model = make(
         config=bridge.config,
-        transformer_layer_spec=get_gpt_decoder_block_spec(bridge.config, use_transformer_engine=cuda),
+        transformer_layer_spec=layers,
         share_embeddings_and_output_weights=hf_config.tie_word_embeddings,
         **bridge._get_gptmodel_args(),
     )

@@ -84,11 +84,9 @@ class TrainerRank(Learner):
     def _prepared(self, batch: pl.DataFrame, rows: list[int]) -> pl.DataFrame:
         return with_selection(self.config.algorithm, batch, rows)
 
-    def _accumulate_gradients(
-        self, batch: pl.DataFrame, rows: list[int], lengths: list[int], totals: Totals
-    ) -> dict[str, float]:
+    def _accumulate_gradients(self, batch: pl.DataFrame, rows: list[int], totals: Totals) -> dict[str, float]:
         shares, tokens = [], []
-        for micro in self._micro_batches(batch, rows, lengths):
+        for micro in self._micro_batches(batch, rows):
             logprobs, entropy = self._forward(micro)
             loss, share, kept = objective(self.config.algorithm, batch, micro, logprobs, entropy, totals)
             loss.backward()

@@ -85,6 +85,22 @@ def test_micro_batches_do_not_change_the_gradient(tiny_llama: Path, mode: str) -
         assert split_metrics[name] == pytest.approx(whole_metrics[name], rel=1e-4, abs=1e-6), name
 
 
+@pytest.mark.parametrize("lengths", [(1, 1, 1, 1), (16, 16, 16, 16), (1, 16, 7, 2)], ids=["one", "limit", "ragged"])
+def test_rows_that_share_their_prompt_train_as_rows_of_their_own(tiny_llama: Path, lengths: tuple[int, ...]) -> None:
+    batch = train_batch(rows=12, group_size=4, response_lengths=lengths)
+    results = []
+    for share_prompts in (True, False):
+        trainer = TrainerRank(
+            trainer_config(tiny_llama, trainer={"share_prompts": share_prompts}, algorithm={"entropy_loss_coef": 0.01})
+        )
+        logprobs = trainer.logprobs(batch)["logprobs"].explode().to_torch()
+        trainer.update(1, "digest", batch)
+        results.append((logprobs, gradients(trainer)))
+    (shared, shared_gradients), (own, own_gradients) = results
+    assert (shared - own).abs().max() < 1e-5
+    assert_close(shared_gradients, own_gradients, 1e-6)
+
+
 def test_after_the_first_mini_batch_the_ratio_is_off_policy_and_reported(tiny_llama: Path) -> None:
     reports = []
     for mini_batches in (1, 2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import random
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,22 +64,33 @@ def trainer_config(model: Path, dtype: str = "float32", **sections: dict[str, An
     return Config.model_validate(tree)
 
 
-def train_batch(rows: int = 8, seed: int = 0, advantages: tuple[float, ...] = (1.0, -0.5)) -> pl.DataFrame:
-    """Ragged rows of random tokens, whose advantages are drawn from the given ones."""
+def train_batch(
+    rows: int = 8,
+    seed: int = 0,
+    advantages: tuple[float, ...] = (1.0, -0.5),
+    group_size: int = 2,
+    response_lengths: Sequence[int] = (),
+) -> pl.DataFrame:
+    """Rows of random tokens, `group_size` to a prompt, whose advantages are drawn from the given ones.
+
+    Response lengths are drawn too, up to 16, or the given ones in turn.
+    """
     draw = random.Random(seed)
 
-    def tokens(longest: int) -> list[int]:
-        return [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, longest))]
+    def tokens(length: int) -> list[int]:
+        return [draw.randrange(VOCABULARY) for _ in range(length)]
 
     made = []
     for row in range(rows):
-        response = tokens(16)
+        if row % group_size == 0:
+            prompt = tokens(draw.randint(1, 24))
+        response = tokens(response_lengths[row % len(response_lengths)] if response_lengths else draw.randint(1, 16))
         old = [-10.8 + draw.uniform(-0.1, 0.1) for _ in response]
         advantage = [draw.choice(advantages)] * len(response)
         made.append(
             {
                 "sample_id": f"{seed}-{row}",
-                "prompt_ids": tokens(24),
+                "prompt_ids": prompt,
                 "response_ids": response,
                 "loss_mask": [True] * len(response),
                 "rollout_logprobs": old,

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.trainer.microbatches import shard
 from rlcore.trainer.minibatches import optimizer_steps
 
 ROWS = st.lists(st.integers(0, 1000), min_size=1, max_size=40, unique=True)
@@ -30,18 +29,6 @@ def test_every_epoch_trains_every_row_once_in_parts_of_like_number(
         assert sorted(row for part in of_epoch for row in part) == sorted(rows)
         assert max(map(len, of_epoch)) - min(map(len, of_epoch)) <= 1
         assert all(part and part == sorted(part) for part in of_epoch)
-
-
-@given(ROWS, st.integers(1, 8), st.integers(1, 5))
-def test_the_ranks_share_every_mini_batch(rows: list[int], mini_batches: int, world_size: int) -> None:
-    """Each rank makes the steps by itself: together they train what one rank alone would."""
-    lengths = [7 * row % 50 + 1 for row in range(1001)]
-    alone = steps(rows, 2, mini_batches)
-    by_rank = [
-        [shard(part, lengths, rank, world_size) for part in steps(rows, 2, mini_batches)] for rank in range(world_size)
-    ]
-    for step, whole in enumerate(alone):
-        assert sorted(row for parts in by_rank for row in parts[step]) == whole
 
 
 def test_the_division_depends_on_seed_iteration_and_epoch() -> None:

@@ -11,6 +11,7 @@ from rlcore.algorithms.losses import LOSSES
 from rlcore.config import AlgorithmConfig, RolloutCorrectionConfig
 from rlcore.trainer.microbatches import MicroBatch, collate
 from rlcore.trainer.objective import Totals, objective, with_selection
+from rlcore.trainer.packing import RowLengths, grow_trees
 
 LENGTHS = (3, 1, 2, 4)
 TOKENS = sum(LENGTHS)
@@ -61,7 +62,8 @@ def evaluate(
 
     batch = with_selection(config, batch, [0, 1, 3])
     for split in splits:
-        micro = collate(batch, split)
+        trees = grow_trees(split, RowLengths.of(batch), share_prompts=True, limit=100)
+        micro = collate(batch, trees)
         part, shares, _ = objective(config, batch, micro, of(logprobs, micro), of(entropy, micro), TOTALS)
         loss = loss + part
         for name, share in shares.items():

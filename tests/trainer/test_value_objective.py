@@ -12,6 +12,7 @@ from torch import Tensor
 from rlcore.config import Config
 from rlcore.trainer.microbatches import MicroBatch, collate
 from rlcore.trainer.objective import Totals
+from rlcore.trainer.packing import RowLengths, grow_trees
 from rlcore.trainer.value_objective import value_objective
 
 LENGTHS = (3, 1, 2, 4)
@@ -66,7 +67,8 @@ def evaluate(
         return micro.align(torch.cat([parts[row] for row in micro.rows]))
 
     for split in splits:
-        micro = collate(batch, split)
+        trees = grow_trees(split, RowLengths.of(batch), share_prompts=True, limit=100)
+        micro = collate(batch, trees)
         part, shares = value_objective(settings, batch, micro, of(micro), TOTALS)
         loss = loss + part
         for name, share in shares.items():
