@@ -19,15 +19,26 @@ from flows.runs import RunConflict
 from rlcore.compose import compose, dump
 from rlcore.config_errors import ConfigError
 from rlcore.data.datasets import DatasetError
+from rlcore.export import ExportRefused, export_model
 from rlcore.plan import plan_iteration
 from rlcore.store import RunStore, StoreError
+from rlcore.trainer.checkpoint import CheckpointDamaged
 
 app = typer.Typer(
     help="Reinforcement learning with verifiable rewards.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 console = Console()
 
-USER_ERRORS = (ConfigError, DatasetError, RunConflict, StoreError, services.ServiceError, FileNotFoundError)
+USER_ERRORS = (
+    CheckpointDamaged,
+    ConfigError,
+    DatasetError,
+    ExportRefused,
+    FileNotFoundError,
+    RunConflict,
+    StoreError,
+    services.ServiceError,
+)
 
 DEFAULT_PORT = 4200
 """Of the Prefect server; prefect.toml names it too."""
@@ -105,6 +116,22 @@ def report(run: RunName) -> None:
     from rlcore.tracking.report import write_report
 
     print(write_report(open_store(run).directory))
+
+
+@app.command(name="export")
+def export_command(
+    run: RunName,
+    iteration: Annotated[
+        list[int] | None, typer.Argument(metavar="ITERATION", help="One with a checkpoint. Default: the newest.")
+    ] = None,
+    *,
+    directory: Annotated[Path, typer.Argument(help="Where the model goes: a directory that is new or empty.")],
+) -> None:
+    """Write a checkpoint's model as a Hugging Face directory: weights, tokenizer with chat template, model card."""
+    if iteration and len(iteration) > 1:
+        raise typer.BadParameter(f"one ITERATION, not {len(iteration)}: rlvr export RUN [ITERATION] DIR")
+    number = export_model(open_store(run), iteration[0] if iteration else None, directory)
+    console.print(f"{directory}: the model after iteration {number}", highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -14,7 +14,17 @@ from rlcore.tracking.history import read_metrics
 
 CONFIG_FILE = "config.yaml"
 
-MAY_CHANGE = {"iterations", "eval_steps", "save_steps", "save_total_limit", "hardware", "sync", "tracking", "runs_dir"}
+MAY_CHANGE = {
+    "iterations",
+    "eval_steps",
+    "save_steps",
+    "save_total_limit",
+    "save_best",
+    "hardware",
+    "sync",
+    "tracking",
+    "runs_dir",
+}
 """Top-level fields of the configuration that a run may be continued under a new value of."""
 
 

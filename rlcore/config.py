@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rlcore.section import NonNegative, Positive, Probability, Section
 from rlcore.shaping.settings import MaskConfig, RewardConfig, ShapingConfig, keeps_state
+from rlcore.trainer.settings import OptimizerSettings
 
 
 class ModelConfig(Section):
@@ -155,6 +156,8 @@ class CriticConfig(Section):
     path: str | None = None
     """A Hugging Face model directory with the policy's tokenizer, whose model gets a value head. Null: the policy's."""
     learning_rate: Annotated[float, Field(gt=0.0)] = 1e-5
+    min_lr: NonNegative = 0.0
+    """Where its rate ends, under the trainer's lr_scheduler_type."""
     max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
     value_clip: Annotated[float, Field(gt=0.0)] | None = 0.2
     """How far from the batch's value the loss rewards a value to move. Null: as far as it will."""
@@ -164,14 +167,9 @@ class CriticConfig(Section):
     """In the first so many iterations only the critic trains."""
 
 
-class TrainerConfig(Section):
+class TrainerConfig(OptimizerSettings):
     """The Megatron-Core trainer."""
 
-    learning_rate: Annotated[float, Field(gt=0.0)] = 1e-6
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
-    adam_beta1: Probability = 0.9
-    adam_beta2: Probability = 0.999
-    max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
     max_tokens_per_micro_batch: Positive = 4096
     """Token budget of one forward and backward pass."""
     share_prompts: bool = True
@@ -274,6 +272,9 @@ class Config(Section):
     """Checkpoint every so many iterations and at the end. 0: only at the end."""
     save_total_limit: Positive = 2
     """Newest checkpoints that are kept."""
+    save_best: str | None = "eval/accuracy"
+    """Held-out accuracy, of all prompts or of a domain (eval/DOMAIN/accuracy), whose best checkpoint is kept beside
+    the newest; among those of iterations that were evaluated. Null: the newest only."""
     model: ModelConfig
     data: DataConfig
     rollout: RolloutConfig
@@ -285,6 +286,19 @@ class Config(Section):
     hardware: HardwareConfig
     sync: SyncConfig = SyncConfig()
     tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="after")
+    def _schedules_fit_the_run(self) -> Config:
+        """The schedule's length is fixed here: a run that goes on for longer must not change the rates it has had."""
+        trainer, critic = self.trainer, self.critic
+        if trainer.has_length and trainer.lr_decay_steps is None:
+            trainer = trainer.model_copy(update={"lr_decay_steps": self.iterations})
+        if critic.min_lr and trainer.lr_scheduler_type == "constant":
+            raise ValueError("critic.min_lr is where a rate that falls ends: set trainer.lr_scheduler_type")
+        if critic.min_lr > critic.learning_rate:
+            raise ValueError(f"critic.min_lr {critic.min_lr:g} is above critic.learning_rate {critic.learning_rate:g}")
+        trainer.schedule_steps(idle=self.critic_only_iterations)
+        return self.model_copy(update={"trainer": trainer})
 
     @model_validator(mode="after")
     def _every_domain_has_a_grader(self) -> Config:
@@ -320,6 +334,13 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _the_best_is_measured(self) -> Config:
+        measured = ["eval/accuracy", *(f"eval/{domain}/accuracy" for domain in sorted(self.rewards))]
+        if self.save_best is not None and self.save_best not in measured:
+            raise ValueError(f"save_best: no evaluation measures {self.save_best!r}; there are: {', '.join(measured)}")
+        return self
+
+    @model_validator(mode="after")
     def _evaluation_needs_prompts(self) -> Config:
         if self.eval_steps > 0 and not self.data.held_out:
             raise ValueError("eval_steps is not 0, but data.held_out names no file: add one, or set eval_steps=0")
@@ -334,6 +355,11 @@ class Config(Section):
     def keeps_state(self) -> bool:
         """Whether an iteration's numbers depend on those of the iterations before, beside the weights."""
         return self.algorithm.target_kl is not None or keeps_state(self.shaping, self.algorithm.masks)
+
+    @property
+    def critic_only_iterations(self) -> int:
+        """Iterations at the start of the run in which the policy does not train."""
+        return self.critic.warmup_iterations if self.algorithm.uses_critic else 0
 
     @property
     def critic_model(self) -> ModelConfig:

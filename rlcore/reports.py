@@ -15,7 +15,7 @@ class UpdateReport(Report):
     policy_version: int
     optimizer_steps: int
     skipped: bool
-    """Nothing in the batch trained, or only the critic; the policy's weights are as they were."""
+    """No optimizer step was taken: nothing in the batch trains, only the critic does, or no gradient was finite."""
     seconds: float
     metrics: dict[str, float]
     critic: UpdateReport | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlcore.cluster.checkpoints import save_checkpoint
+from rlcore.cluster.checkpoints import delete_superseded, save_checkpoint
 from rlcore.cluster.policy import critic_at, trainer_at
 from rlcore.iteration import Iteration
 from rlcore.reports import CheckpointReport, RunState, SyncReport
@@ -15,4 +15,6 @@ def checkpoint(iteration: Iteration, synced: SyncReport, state: RunState | None 
     config, store, version = iteration.config, iteration.store, synced.policy_version
     trainer = trainer_at(config, store, version)
     critic = critic_at(config, store, version) if config.algorithm.uses_critic else None
-    return save_checkpoint(trainer, critic, state, store, version, keep=config.save_total_limit)
+    saved = save_checkpoint(trainer, critic, state, store, version)
+    delete_superseded(store, config.save_total_limit, config.save_best)
+    return saved

@@ -24,6 +24,9 @@ VALUES: dict[str, list[object]] = {
     "drop_reason": [None, "no_reward"],
     "messages": [[{"role": "user", "content": "1 + 1?"}], [{"role": "user", "content": "2 + 2?"}]],
     "components": [[{"name": "math", "value": 1.0}], []],
+    "overlong_penalty": [0, -1],
+    "length_penalty": [0, -1],
+    "repetition_penalty": [0, -1],
 }
 
 

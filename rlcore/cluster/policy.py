@@ -8,6 +8,7 @@ from the newest checkpoint, then given the recorded batches after it. Nothing is
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 from rlcore.cluster.checkpoints import state_directory
 from rlcore.cluster.engine import EngineHandle, engine
@@ -27,7 +28,7 @@ from rlcore.cluster.trainer import (
 from rlcore.cluster.transfer import transfer_weights
 from rlcore.config import Config
 from rlcore.store import RunStore, StoreError
-from rlcore.trainer.checkpoint import CheckpointDamaged, published, verify
+from rlcore.trainer.checkpoint import CheckpointDamaged, newest_good, published
 
 logger = logging.getLogger(__name__)
 
@@ -76,20 +77,17 @@ def _between(role: Role[G], config: Config, store: RunStore, lowest: int, highes
 
 
 def _restore(group: RankGroup, role: Role[G], store: RunStore, policy_version: int) -> None:
-    """Newest good checkpoint, then the recorded updates after it."""
+    """Newest good checkpoint, then the recorded updates after it.
+
+    Raises:
+        CheckpointDamaged: no checkpoint is good, and the ranks have no update of their own to go on from.
+    """
     version = group.policy_version() or 0
-    for checkpoint in reversed(published(store.directory / "checkpoints")):
-        if not version < int(checkpoint.name) <= policy_version:
-            continue
-        try:
-            verify(checkpoint)
-        except CheckpointDamaged as damage:
-            logger.warning("%s; the one before it is used", damage)
-            continue
+    checkpoint = _checkpoint_between(store, version, policy_version)
+    if checkpoint is not None:
         logger.info("%s restored from %s", role.name, checkpoint)
         group.load_checkpoint(str(state_directory(checkpoint, role)))
         version = int(checkpoint.name)
-        break
     for iteration in range(version + 1, policy_version + 1):
         entry = store.find(iteration, "update")
         if entry is None:
@@ -99,6 +97,20 @@ def _restore(group: RankGroup, role: Role[G], store: RunStore, policy_version: i
         logger.info("%s replays update %d", role.name, iteration)
         train_batch = entry.inputs["batch"]
         group.update(iteration, train_batch.sha256, store.read_batch(train_batch))
+
+
+def _checkpoint_between(store: RunStore, held: int, wanted: int) -> Path | None:
+    """The newest good checkpoint after version `held`, up to `wanted`; None where going on from `held` is the way."""
+    checkpoints = published(store.directory / "checkpoints")
+    try:
+        return newest_good(path for path in checkpoints if held < int(path.name) <= wanted)
+    except CheckpointDamaged as damage:
+        if held == 0:
+            raise CheckpointDamaged(
+                f"{damage}. To have all updates up to {wanted} replayed from the model that the run started from, "
+                f"delete the damaged directories under {store.directory / 'checkpoints'}"
+            ) from None
+        return None
 
 
 def serving_engine(config: Config, store: RunStore) -> EngineHandle:

@@ -69,6 +69,8 @@ class Progress:
             yield _table(self.history, options.max_width)
         if failures := _grader_failures(self.history.metrics):
             yield failures
+        if skipped := _skipped_steps(self.history.metrics):
+            yield skipped
         yield _running(self.history, self.now)
 
 
@@ -164,6 +166,16 @@ def _grader_failures(rows: list[Row]) -> Text | None:
         return None
     kinds = ", ".join(f"{value:.0f} {status}" for status, value in failed.items())
     return Text(f"iteration {newest['iteration']:.0f}: responses without a reward: {kinds}", style="yellow")
+
+
+def _skipped_steps(rows: list[Row]) -> Text | None:
+    """Said of all iterations shown, because a run that does it often is about to fail."""
+    counts = {
+        row["iteration"]: sum(row.get(f"{model}/skipped_steps", 0) for model in ("train", "critic"))
+        for row in rows[-ROWS:]
+    }
+    skipped = ", ".join(f"{count:.0f} in iteration {number:.0f}" for number, count in counts.items() if count)
+    return Text(f"optimizer steps skipped, their gradients not finite: {skipped}", style="yellow") if skipped else None
 
 
 def _running(history: RunHistory, now: float) -> Text:

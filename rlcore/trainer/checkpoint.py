@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
+logger = logging.getLogger(__name__)
+
 MANIFEST = "MANIFEST"
+
+HUGGINGFACE = "huggingface"
+"""Folder of a checkpoint that transformers and vLLM load."""
 
 
 class CheckpointDamaged(RuntimeError):
@@ -49,8 +56,33 @@ def published(directory: str | Path) -> list[Path]:
     return sorted(manifest.parent for manifest in Path(directory).glob(f"[!.]*/{MANIFEST}"))
 
 
-def verify(path: str | Path) -> None:
-    """Check every file of a published checkpoint against its MANIFEST.
+def newest_good(checkpoints: Iterable[Path]) -> Path | None:
+    """The newest of some published checkpoints whose files are what was saved; None of none.
+
+    One that is damaged is passed over for the one before it, with a warning that names the file.
+
+    Raises:
+        CheckpointDamaged: all of them are; names a file of each.
+    """
+    damages = []
+    for checkpoint in sorted(checkpoints, reverse=True):
+        try:
+            verify(checkpoint)
+        except CheckpointDamaged as damage:
+            logger.warning("checkpoint %s is refused, the one before it is used: %s", checkpoint.name, damage)
+            damages.append(str(damage))
+            continue
+        return checkpoint
+    if damages:
+        raise CheckpointDamaged("no checkpoint is good: " + "; ".join(damages))
+    return None
+
+
+def verify(path: str | Path, within: str = "") -> None:
+    """Check the files of a published checkpoint against its MANIFEST.
+
+    Args:
+        within: only those in this folder of it.
 
     Raises:
         CheckpointDamaged: no MANIFEST, or a file is missing or has another digest; names file and digests.
@@ -61,6 +93,8 @@ def verify(path: str | Path) -> None:
         raise CheckpointDamaged(f"{path} has no {MANIFEST}: it was never finished, take another checkpoint")
     for name, expected in json.loads(manifest.read_text()).items():
         file = path / name
+        if not Path(name).is_relative_to(within):
+            continue
         if not file.is_file():
             raise CheckpointDamaged(f"{file} is missing (sha256 {expected} in {MANIFEST}): take another checkpoint")
         found = _sha256(file)

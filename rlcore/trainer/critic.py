@@ -40,7 +40,11 @@ class CriticRank(Learner):
         """
         self.directory = model_directory(config.critic_model, key="critic.path")
         critic = config.critic
-        own = {"learning_rate": critic.learning_rate, "max_grad_norm": critic.max_grad_norm}
+        own = {
+            "learning_rate": critic.learning_rate,
+            "min_lr": critic.min_lr,
+            "max_grad_norm": critic.max_grad_norm,
+        }
         settings = config.trainer.model_copy(update=own)
         super().__init__(config, settings, critic.epochs, rank, master_address, master_port)
 
@@ -62,6 +66,7 @@ class CriticRank(Learner):
         Args:
             batch: with columns sample_id, prompt_ids and response_ids.
         """
+        self.reload()
         return self._score_responses("values", batch)
 
     def _objective(

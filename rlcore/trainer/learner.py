@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -22,20 +24,17 @@ from rlcore.trainer import cpu_platform
 from rlcore.trainer.microbatches import MicroBatch, collate
 from rlcore.trainer.minibatches import optimizer_steps
 from rlcore.trainer.objective import Totals
-from rlcore.trainer.optimizer import (
-    Sharding,
-    distribute,
-    make_optimizer,
-    reduce_gradients,
-    set_hyperparameters,
-    zero_gradients,
-)
+from rlcore.trainer.offload import LentMemory
+from rlcore.trainer.optimizer import Sharding, distribute, make_optimizer, reduce_gradients, zero_gradients
 from rlcore.trainer.packing import RowLengths, pack
 from rlcore.trainer.passes import score_passes, train_passes
 from rlcore.trainer.report import over_steps
+from rlcore.trainer.schedule import Schedule
 from rlcore.trainer.state import load_state, save_state
 from rlcore.trainer.updates import AppliedUpdates, UpdateRefused
 from rlcore.trainer.world import computes_outputs, join_world
+
+logger = logging.getLogger(__name__)
 
 STATE = "trainer.json"
 """File of a checkpoint that holds the applied updates."""
@@ -57,11 +56,13 @@ class Learner(ABC):
         master_address: str,
         master_port: int,
         trainable: bool = True,
+        idle: int = 0,
     ) -> None:
         """
         Args:
             settings: of the optimizer and of the micro-batches.
             epochs: how often an update goes through its batch.
+            idle: updates at the start of the run in which nothing trains.
             trainable: false: there is no optimizer, and nothing but scoring.
 
         Raises:
@@ -78,6 +79,8 @@ class Learner(ABC):
         if trainable:
             self.distributed = distribute(self.pieces)
             self.optimizer = make_optimizer(settings, self.distributed, dtype)
+            self.schedule = Schedule(settings, self.optimizer, idle)
+            self.memory = LentMemory(self.distributed, self.optimizer)
         else:
             for piece in self.pieces:
                 piece.requires_grad_(False)
@@ -112,11 +115,12 @@ class Learner(ABC):
         """Apply one TrainBatch: epochs x `mini_batches` optimizer steps. Returns the report.
 
         An update that was applied before returns its recorded report and changes nothing. A batch in which no
-        token trains counts as an update without an optimizer step (`skipped`).
+        token trains counts as an update without an optimizer step (`skipped`). A step whose gradient is not finite is
+        not taken, which leaves weights and optimizer as they were; `skipped_steps` counts such steps.
 
         The report has the fields of `rlcore.reports.UpdateReport`. Its metrics are those of
-        `rlcore.trainer.report.over_steps`; `grad_norm` is before clipping, and `tokens_per_second` counts prompt and
-        response tokens of the rows that train, once per epoch.
+        `rlcore.trainer.report.over_steps` of the steps that were taken; `grad_norm` is before clipping, and
+        `tokens_per_second` counts prompt and response tokens of the rows that train, once per epoch.
 
         Args:
             iteration: policy_version() + 1, or one that was applied.
@@ -125,7 +129,7 @@ class Learner(ABC):
         Raises:
             UpdateRefused: out of order, applied with another digest, not trainable, or an attempt at it broke off
                 after it had changed weights.
-            NonFiniteGradient: the gradient is not finite; no weight was changed by it.
+            NonFiniteGradient: the third step in a row, this update's or those before it, that would not be taken.
         """
         if not self.trainable:
             raise UpdateRefused(f"update {iteration}: this is the frozen reference")
@@ -136,8 +140,21 @@ class Learner(ABC):
             cpu_platform.release_heap()
         return report
 
+    def offload(self) -> int:
+        """Give this rank's device memory to others until `reload`, which every method that computes calls first.
+
+        Returns the bytes: 0 where the weights are in host memory anyway, and of the frozen reference.
+        """
+        return self.memory.lend() if self.trainable and self.device.type == "cuda" else 0
+
+    def reload(self) -> None:
+        """Take the memory back, with the same contents."""
+        if self.trainable:
+            self.memory.take_back()
+
     def save_checkpoint(self, directory: str) -> None:
         """Write everything that training goes on from. It counts as a checkpoint after `checkpoint.publish`."""
+        self.reload()
         path = Path(directory)
         path.mkdir(parents=True, exist_ok=True)
         save_state(path, self.distributed, self.optimizer, self._sharding)
@@ -145,14 +162,14 @@ class Learner(ABC):
             (path / STATE).write_text(json.dumps({"sharding": self._sharding, **self._applied.dump()}, indent=1))
 
     def load_checkpoint(self, directory: str) -> None:
-        """Go back, or on, to what `save_checkpoint` wrote; learning rate and the like stay the configuration's.
+        """Go back, or on, to what `save_checkpoint` wrote; learning rate and the like are the configuration's.
 
         Megatron loads a damaged file without an error: `checkpoint.verify` comes first.
         """
+        self.reload()
         path = Path(directory)
         state = json.loads((path / STATE).read_text())
         load_state(path, self.distributed, self.optimizer, state["sharding"])
-        set_hyperparameters(self.optimizer, self.settings)
         self._applied = AppliedUpdates.load(state)
 
     @torch.no_grad()
@@ -220,6 +237,7 @@ class Learner(ABC):
 
     def _train(self, iteration: int, batch: pl.DataFrame) -> dict[str, Any]:
         started = time.monotonic()
+        self.reload()
         rows = self._rows_that_train(iteration, batch)
         batch = self._prepared(batch, rows)
         totals = self._totals(batch, rows)
@@ -232,7 +250,10 @@ class Learner(ABC):
         )
         for piece in self.pieces:
             piece.train()
-        steps = [self._step(iteration, batch, mini_batch) for mini_batch in schedule]
+        self._applied.start()
+        learning_rate = self.schedule.apply(iteration - 1)
+        tried = [self._step(iteration, batch, mini_batch) for mini_batch in schedule]
+        steps = [metrics for metrics in tried if metrics is not None]
         measured = steps or [{"grad_norm": 0.0, **self._accumulate_gradients(batch, [], totals)}]
         seconds = time.monotonic() - started
         return {
@@ -242,7 +263,8 @@ class Learner(ABC):
             "skipped": not steps,
             "seconds": seconds,
             "metrics": {
-                "learning_rate": self.settings.learning_rate,
+                "learning_rate": learning_rate,
+                "skipped_steps": len(tried) - len(steps),
                 "num_tokens": totals.num_tokens,
                 "num_sequences": totals.num_sequences,
                 "tokens_per_second": self.epochs * RowLengths.of(batch).total(rows) / seconds,
@@ -250,16 +272,20 @@ class Learner(ABC):
             },
         }
 
-    def _step(self, iteration: int, batch: pl.DataFrame, rows: list[int]) -> dict[str, float]:
-        """One optimizer step, in the denominators of its own rows; its metrics."""
+    def _step(self, iteration: int, batch: pl.DataFrame, rows: list[int]) -> dict[str, float] | None:
+        """One optimizer step, in the denominators of its own rows; its metrics. None where it is not taken."""
         zero_gradients(self.distributed, self.optimizer)
         metrics = self._accumulate_gradients(batch, rows, self._totals(batch, rows))
         # The optimizer's temporaries are as large as the activations were: not both at once.
         cpu_platform.release_heap()
-        metrics["grad_norm"] = reduce_gradients(self.distributed, self.optimizer)
-        self._applied.begin(iteration)
+        norm = reduce_gradients(self.distributed, self.optimizer)
+        if not math.isfinite(norm):
+            logger.warning("update %d: an optimizer step is skipped, its gradient norm is %s", iteration, norm)
+            self._applied.skip(iteration, norm)
+            return None
+        self._applied.step(iteration)
         self.optimizer.step()
-        return metrics
+        return {**metrics, "grad_norm": norm}
 
     @property
     def _sharding(self) -> Sharding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -11,13 +10,9 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 
-from rlcore.config import TrainerConfig
+from rlcore.trainer.settings import OptimizerSettings
 
 Sharding = Literal["dp_reshardable", "fully_reshardable"]
-
-
-class NonFiniteGradient(ArithmeticError):
-    """The gradient of a batch is not finite."""
 
 
 def distribute(pieces: Sequence[GPTModel]) -> list[DistributedDataParallel]:
@@ -30,9 +25,9 @@ def distribute(pieces: Sequence[GPTModel]) -> list[DistributedDataParallel]:
 
 
 def make_optimizer(
-    config: TrainerConfig, pieces: Sequence[DistributedDataParallel], dtype: torch.dtype
+    config: OptimizerSettings, pieces: Sequence[DistributedDataParallel], dtype: torch.dtype
 ) -> MegatronOptimizer:
-    """AdamW with gradient clipping; norms and biases are not decayed."""
+    """AdamW with gradient clipping. `Schedule` sets learning rate and weight decay, before every update."""
     settings = OptimizerConfig(
         optimizer="adam",
         lr=config.learning_rate,
@@ -44,35 +39,17 @@ def make_optimizer(
         params_dtype=dtype,
         use_distributed_optimizer=True,
     )
-    optimizer = get_megatron_optimizer(settings, list(pieces))
-    set_hyperparameters(optimizer, config)
-    return optimizer
-
-
-def set_hyperparameters(optimizer: MegatronOptimizer, config: TrainerConfig) -> None:
-    """Put the configuration's numbers into the parameter groups, which a checkpoint brings along.
-
-    Megatron multiplies weight decay by a group's `wd_mult` in its learning rate scheduler only; this trainer's
-    learning rate is constant and has none.
-    """
-    for group in optimizer.param_groups:
-        group["lr"] = config.learning_rate
-        group["betas"] = (config.adam_beta1, config.adam_beta2)
-        group["weight_decay"] = config.weight_decay * group["wd_mult"]
+    return get_megatron_optimizer(settings, list(pieces))
 
 
 def reduce_gradients(pieces: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> float:
     """Sum the ranks' gradients; the norm of the sum, before clipping (which `optimizer.step` does).
 
-    Raises:
-        NonFiniteGradient: the norm is not finite.
+    It is not finite where an element is not: on all ranks alike.
     """
     finalize_model_grads(list(pieces))
     optimizer.prepare_grads()
-    norm = float(optimizer.get_grad_norm())
-    if not math.isfinite(norm):
-        raise NonFiniteGradient(f"the gradient norm is {norm}; no step was taken")
-    return norm
+    return float(optimizer.get_grad_norm())
 
 
 def zero_gradients(pieces: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:

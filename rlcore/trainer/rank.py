@@ -37,8 +37,16 @@ class TrainerRank(Learner):
             ValueError: a rank or port that cannot be.
         """
         self.directory = model_directory(config.model)
-        epochs = config.algorithm.ppo_epochs
-        super().__init__(config, config.trainer, epochs, rank, master_address, master_port, trainable=trainable)
+        super().__init__(
+            config,
+            config.trainer,
+            config.algorithm.ppo_epochs,
+            rank,
+            master_address,
+            master_port,
+            trainable=trainable,
+            idle=config.critic_only_iterations,
+        )
 
     def _load_model(self, dtype: torch.dtype) -> tuple[list[ResponseScorer], Bridge]:
         return load_policy(
@@ -55,19 +63,22 @@ class TrainerRank(Learner):
         Args:
             batch: with columns sample_id, prompt_ids and response_ids.
         """
+        self.reload()
         return self._score_responses("logprobs", batch)
 
     def export_weights(self, path: str) -> int:
         """Write one safetensors file, as a fresh engine would load it; its size in bytes. Rank 0 writes, others 0."""
+        self.reload()
         return write_weights(self.pieces, self.bridge, Path(path), writes=self.rank == 0)
 
     def export_huggingface(self, directory: str) -> None:
         """Write a directory that transformers and vLLM load. Rank 0 writes."""
+        self.reload()
         write_huggingface(self.pieces, self.bridge, self.directory, Path(directory), writes=self.rank == 0)
 
     def _rows_that_train(self, iteration: int, batch: pl.DataFrame) -> list[int]:
         """None while only the critic trains: the update counts as skipped."""
-        warming_up = self.config.algorithm.uses_critic and iteration <= self.config.critic.warmup_iterations
+        warming_up = iteration <= self.config.critic_only_iterations
         return [] if warming_up else super()._rows_that_train(iteration, batch)
 
     def _prepared(self, batch: pl.DataFrame, rows: list[int]) -> pl.DataFrame:

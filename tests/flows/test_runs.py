@@ -52,6 +52,15 @@ def test_a_run_may_be_continued_for_longer_but_not_under_other_numbers(tmp_path:
     assert open_run("arithmetic", [here])[0].trainer.learning_rate == 2e-5
 
 
+def test_a_run_whose_rate_falls_to_its_end_is_not_continued_for_longer_without_saying_how(tmp_path: Path) -> None:
+    here = [f"runs_dir={tmp_path}", "trainer.lr_scheduler_type=cosine"]
+    open_run("arithmetic", here)
+    with pytest.raises(RunConflict, match=r"trainer\.lr_decay_steps: 30 → 50"):
+        open_run("arithmetic", [*here, "iterations=50"])
+    longer, _ = open_run("arithmetic", [*here, "iterations=50", "trainer.lr_decay_steps=30"])
+    assert longer.iterations == 50
+
+
 def test_a_runs_own_configuration_counts_whatever_became_of_the_file_it_was_made_from(tmp_path: Path) -> None:
     _, store = open_run("arithmetic", [f"runs_dir={tmp_path}", "rollout.rollout_batch_size=7"])
     config, same = open_run(f"{store.url}/config.yaml", [])

@@ -321,10 +321,15 @@ def test_a_run_leaves_its_batches_metrics_and_report(finished: RunStore) -> None
     assert "16 rows" in shown.stdout and shown.returncode == 0, shown.stdout + shown.stderr
 
 
-def test_a_checkpoint_loads_in_plain_transformers(finished: RunStore) -> None:
+def test_an_exported_checkpoint_loads_in_plain_transformers(finished: RunStore, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    path = f"{finished.url}/checkpoints/000004/huggingface"
+    path = tmp_path / "model"
+    exported = subprocess.run(
+        [*RLVR, "export", finished.url, "4", path], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert exported.returncode == 0, exported.stdout + exported.stderr
+    assert "| prompts | before training | after iteration 4 |" in (path / "README.md").read_text()
     model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "Say 1."}], return_tensors="pt", return_dict=True)
     assert model.generate(**chat, max_new_tokens=4, do_sample=False).shape[1] > chat["input_ids"].shape[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,8 @@ from transformers import AutoModelForCausalLM
 from rlcore.algorithms import LossInputs, aggregate, policy_loss
 from rlcore.reports import UpdateReport
 from rlcore.trainer.minibatches import optimizer_steps
-from rlcore.trainer.optimizer import NonFiniteGradient
 from rlcore.trainer.rank import TrainerRank
-from rlcore.trainer.updates import UpdateRefused
+from rlcore.trainer.updates import NonFiniteGradient, UpdateRefused
 from tests.stack.training import dropped, on_policy, train_batch, trainer_config, trainers_in_this_process, weights
 
 
@@ -208,23 +208,49 @@ def test_a_batch_in_which_nothing_trains_is_an_update_without_a_step(tiny_llama:
     assert_close(weights(trainer, tmp_path), before, tolerance=0.0)
 
 
-def test_a_gradient_that_is_not_finite_changes_no_weight(tiny_llama: Path, tmp_path: Path) -> None:
-    trainer = TrainerRank(trainer_config(tiny_llama))
+def endless(batch: pl.DataFrame) -> pl.DataFrame:
+    """The batch with advantages that are infinite, and so with a gradient that is not finite."""
+    return batch.with_columns(pl.col("advantages").list.eval(pl.element() * 1e38 * 1e38))
+
+
+def test_a_step_without_a_finite_gradient_is_skipped_and_counted(tiny_llama: Path, tmp_path: Path) -> None:
+    trainer, batch = TrainerRank(trainer_config(tiny_llama)), train_batch()
+    trainer.update(1, "1", batch)
     before = weights(trainer, tmp_path)
-    batch = train_batch()
-    endless = batch.with_columns(pl.col("advantages").list.eval(pl.element() * 1e38 * 1e38))
-    with pytest.raises(NonFiniteGradient):
-        trainer.update(1, "endless", endless)
-    assert trainer.policy_version() == 0
+    report = UpdateReport.model_validate(trainer.update(2, "endless", endless(batch)))
+    assert (report.skipped, report.optimizer_steps, report.metrics["skipped_steps"]) == (True, 0, 1)
+    assert all(math.isfinite(value) for value in report.metrics.values())
+    assert trainer.policy_version() == 2
     assert_close(weights(trainer, tmp_path), before, tolerance=0.0)
-    trainer.update(1, "digest", batch)
+    report = UpdateReport.model_validate(trainer.update(3, "3", batch))
+    assert (report.skipped, report.metrics["skipped_steps"]) == (False, 0)
+    # AdamW's moments are as they were too: the next step is that of a trainer to which nothing happened.
     undisturbed = TrainerRank(trainer_config(tiny_llama))
-    undisturbed.update(1, "digest", batch)
+    undisturbed.update(1, "1", batch)
+    undisturbed.update(2, "3", batch)
     assert_close(weights(trainer, tmp_path), weights(undisturbed, tmp_path), tolerance=0.0)
 
 
+def test_the_third_skipped_step_in_a_row_is_an_error_for_a_restored_trainer_too(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    trainer, batch = TrainerRank(trainer_config(tiny_llama)), train_batch()
+    for iteration in (1, 2):
+        trainer.update(iteration, f"{iteration}", endless(batch))
+    trainer.save_checkpoint(str(tmp_path / "saved"))
+    restored = TrainerRank(trainer_config(tiny_llama))
+    restored.load_checkpoint(str(tmp_path / "saved"))
+    for each in (trainer, restored):
+        with pytest.raises(NonFiniteGradient, match="update 3: the gradients of 3 optimizer steps in a row"):
+            each.update(3, "3", endless(batch))
+        assert each.policy_version() == 2
+    restored.update(3, "3", batch)
+    restored.update(4, "4", endless(batch))
+    assert restored.policy_version() == 4
+
+
 def test_an_update_that_broke_off_between_two_steps_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
-    trainer = TrainerRank(trainer_config(tiny_llama, trainer={"learning_rate": 1e30}, algorithm={"ppo_epochs": 2}))
+    trainer = TrainerRank(trainer_config(tiny_llama, trainer={"learning_rate": 1e30}, algorithm={"ppo_epochs": 4}))
     trainer.save_checkpoint(str(tmp_path / "saved"))
     before = weights(trainer, tmp_path)
     with pytest.raises(NonFiniteGradient):
@@ -235,6 +261,48 @@ def test_an_update_that_broke_off_between_two_steps_is_refused(tiny_llama: Path,
     assert_close(weights(trainer, tmp_path), before, tolerance=0.0)
     with pytest.raises(NonFiniteGradient):
         trainer.update(1, "digest", train_batch())
+
+
+def test_weight_decay_acts_on_matrices_and_not_on_norms(tiny_llama: Path, tmp_path: Path) -> None:
+    trained = {}
+    for decay in (0.0, 0.5):
+        trainer = TrainerRank(trainer_config(tiny_llama, trainer={"weight_decay": decay}))
+        start = weights(trainer, tmp_path)
+        trainer.update(1, "digest", train_batch())
+        trained[decay] = weights(trainer, tmp_path)
+    for name, plain in trained[0.0].items():
+        # AdamW (Loshchilov and Hutter, arXiv 1711.05101): the step and the decay add up.
+        expected = plain - 1e-3 * 0.5 * start[name] if plain.ndim > 1 else plain
+        assert (trained[0.5][name] - expected).abs().max() <= 1e-6, name
+
+
+def test_the_gradient_is_clipped_to_its_largest_norm(tiny_llama: Path) -> None:
+    trainer = TrainerRank(trainer_config(tiny_llama, trainer={"max_grad_norm": 0.01}))
+    report = trainer.update(1, "digest", train_batch())
+    clipped = torch.stack([gradient.norm() for gradient in gradients(trainer).values()]).norm()
+    assert report["metrics"]["grad_norm"] > 0.01
+    assert float(clipped) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_the_rate_of_an_update_is_its_place_in_the_schedule(tiny_llama: Path, tmp_path: Path) -> None:
+    """An update in which nothing trains counts, mini-batches do not, and a restored trainer is in the same place."""
+    config = trainer_config(
+        tiny_llama,
+        trainer={"learning_rate": 1e-4, "lr_scheduler_type": "linear", "warmup_steps": 1, "lr_decay_steps": 5},
+        algorithm={"mini_batches": 2},
+    )
+    trainer = TrainerRank(config)
+    batches = [train_batch(seed=1), dropped(train_batch(seed=2)), train_batch(seed=3), train_batch(seed=4)]
+    expected = [0.5e-4, 1e-4, 0.75e-4, 0.5e-4]
+    for iteration in (1, 2, 3):
+        report = trainer.update(iteration, f"{iteration}", batches[iteration - 1])
+        assert report["metrics"]["learning_rate"] == pytest.approx(expected[iteration - 1])
+    trainer.save_checkpoint(str(tmp_path / "saved"))
+    trainer.update(4, "4", batches[3])
+    restored = TrainerRank(config)
+    restored.load_checkpoint(str(tmp_path / "saved"))
+    assert restored.update(4, "4", batches[3])["metrics"]["learning_rate"] == pytest.approx(expected[3])
+    assert_close(weights(restored, tmp_path), weights(trainer, tmp_path), tolerance=0.0)
 
 
 def test_a_kl_loss_without_reference_logprobs_is_refused(tiny_llama: Path) -> None:

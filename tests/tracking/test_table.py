@@ -112,6 +112,15 @@ def test_responses_without_a_reward_are_pointed_out(made_up_run: MadeUpRun) -> N
     assert "iteration 9: responses without a reward: 3 timeout, 1 grader_error" in drawn(made_up_run, 100)
 
 
+def test_skipped_optimizer_steps_are_pointed_out(made_up_run: MadeUpRun) -> None:
+    for iteration, row in (
+        (9, '"train/skipped_steps": 1, "critic/skipped_steps": 1'),
+        (10, '"train/skipped_steps": 0'),
+    ):
+        made_up_run.store.append_line("metrics.jsonl", f'{{"iteration": {iteration}, {row}}}')
+    assert "optimizer steps skipped, their gradients not finite: 2 in iteration 9" in drawn(made_up_run, 100)
+
+
 def test_a_row_as_one_line_for_logs(made_up_run: MadeUpRun) -> None:
     untrained, first, *_ = read_metrics(made_up_run.directory)
     assert row_line(untrained) == f"iter 0 · held-out {untrained['eval/accuracy']:.2f}"
