@@ -30,7 +30,6 @@ class NoRoom(RuntimeError):
 class Room:
     """A placement group with one bundle for each process."""
 
-    name: str
     group: PlacementGroup
     bundles: tuple[int, ...]
     """Numbers of the bundles, those of one node beside each other."""
@@ -56,7 +55,7 @@ def reserve(name: str, processes: int, num_gpus: float) -> Room:
             f"{ray.available_resources()} free of {ray.cluster_resources()}"
         )
     nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
-    return Room(name, group, tuple(sorted(nodes, key=lambda bundle: (nodes[bundle], bundle))))
+    return Room(group, tuple(sorted(nodes, key=lambda bundle: (nodes[bundle], bundle))))
 
 
 def remove(prefix: str) -> None:

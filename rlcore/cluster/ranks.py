@@ -18,7 +18,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from rlcore.cluster import placement
 from rlcore.cluster.rank_process import Place, RankProcess, end_of_log
-from rlcore.cluster.residents import create, end, engine_clock, find, names, namespace
+from rlcore.cluster.residents import actor_names, create, end, engine_clock, find, namespace
 
 GRACE_SECONDS = 3.0
 """How long the other ranks have to end too once one has failed: the first to fail need not be the cause."""
@@ -94,8 +94,7 @@ class World:
         died = [number for number in errors if number not in raised]
         if died:
             rank, error = self.ranks[died[0]], errors[died[0]]
-            # The last line says what happened; those before it repeat what names the actor.
-            lines = [f"{rank} died in {doing}: {str(error).rstrip().splitlines()[-1]}"]
+            lines = [f"{rank} died in {doing}: {_reason(error)}"]
             lines += [f"{self.ranks[number]} raised {_brief(cause)}" for number, cause in raised.items()]
             raise RankFailed("\n".join([*lines, end_of_log(rank.place)])) from error
         number, cause = next(iter(raised.items()))
@@ -113,7 +112,7 @@ def world(
     kind: tuple[str, str],
     arguments: Callable[[int, str, int], tuple[Any, ...]],
 ) -> World:
-    """The run's ranks of that role; all made anew where one is missing, or was never built.
+    """The run's ranks of that role; all made anew where they are fewer or more, or one was never built.
 
     One process at a time may call it for a role. A rank that is at work is waited for.
 
@@ -130,7 +129,7 @@ def world(
     """
     with engine_clock():
         actors = [actor for number in range(size) if (actor := find(f"{role}-{number}", run_id))]
-        if len(actors) == size and _all_built(actors):
+        if len(actors) == size == len(_names(role, run_id)) and _all_built(actors):
             return _located(role, run_id, actors)
         end_world(role, run_id)
     try:
@@ -157,8 +156,13 @@ def world(
 
 def end_world(role: str, run_id: str) -> None:
     """End the run's ranks of that role, however many there are, and give back their room."""
-    end([name for name in names(run_id) if name.startswith(f"{role}-")], run_id)
+    end(_names(role, run_id), run_id)
     placement.remove(_room(role, run_id))
+
+
+def _names(role: str, run_id: str) -> list[str]:
+    """Of the actors that there are of a role."""
+    return [name for name in actor_names(run_id) if name.startswith(f"{role}-")]
 
 
 def _room(role: str, run_id: str) -> str:
@@ -210,6 +214,12 @@ def _settled(calls: Sequence[ray.ObjectRef]) -> tuple[dict[int, Any], dict[int, 
             deadline = deadline or time.monotonic() + GRACE_SECONDS
             errors[number] = error
     return results, errors
+
+
+def _reason(death: RayError) -> str:
+    """What Ray says after its lines, indented, that name the actor."""
+    first, *others = [line for line in str(death).splitlines() if not line.startswith("\t")]
+    return "\n".join(others) or first
 
 
 def _brief(error: BaseException) -> str:

@@ -68,7 +68,7 @@ def find(name: str, run_id: str) -> ActorHandle | None:
         return None
 
 
-def names(run_id: str) -> list[str]:
+def actor_names(run_id: str) -> list[str]:
     """Of the run's actors."""
     every = ray.util.list_named_actors(all_namespaces=True)
     return [actor["name"] for actor in every if actor["namespace"] == namespace(run_id)]
@@ -162,5 +162,5 @@ def end(names: Collection[str], run_id: str) -> None:
 
 def release(run_id: str) -> None:
     """End all actors of a run, and give back their room."""
-    end(names(run_id), run_id)
+    end(actor_names(run_id), run_id)
     placement.remove(f"{namespace(run_id)}/")

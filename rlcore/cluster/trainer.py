@@ -91,7 +91,7 @@ def num_ranks(config: Config) -> int:
 
 
 def rank_group(role: Role[G], config: Config, run_id: str) -> G:
-    """The run's ranks of that role; all made anew where one is missing.
+    """The run's ranks of that role; all made anew where they are not all there.
 
     Raises:
         as `rlcore.cluster.ranks.world`.
@@ -106,10 +106,10 @@ def rank_group(role: Role[G], config: Config, run_id: str) -> G:
         role.name,
         run_id,
         size,
-        config.hardware.trainer_gpus,
-        QUIET_THREADS | STEADY_MEMORY | threads,
-        role.rank,
-        arguments,
+        num_gpus=config.hardware.trainer_gpus,
+        environment=QUIET_THREADS | STEADY_MEMORY | threads,
+        kind=role.rank,
+        arguments=arguments,
     )
     return role.group(ranks)
 

@@ -29,7 +29,7 @@ from rlcore.batches import TrainBatch
 from rlcore.cluster import placement
 from rlcore.cluster.policy import trainer_for_update
 from rlcore.cluster.ranks import GRACE_SECONDS, RankFailed, World, world
-from rlcore.cluster.residents import QUIET_THREADS, engine_time, names, namespace, release
+from rlcore.cluster.residents import QUIET_THREADS, actor_names, engine_time, namespace, release
 from rlcore.cluster.trainer import TrainerGroup
 from rlcore.config import Config
 from rlcore.reports import UpdateReport
@@ -145,14 +145,15 @@ def test_a_rank_that_dies_is_named_and_those_that_wait_for_it_are_ended(address:
     # The first rank is the meeting place: without it the second fails too, without the second the first waits on.
     assert (f"{ranks.ranks[1]} raised DistNetworkError: " in str(error)) == (victim == 0)
     await_ended(pids(ranks))
-    assert names(run_id) == [] and rooms(run_id) == []
+    assert actor_names(run_id) == [] and rooms(run_id) == []
 
     again = meeting(run_id)
     assert not set(pids(again)) & set(pids(ranks))
     again.call("set", "key", "value")
     assert again.call("get", "key") == [b"value", b"value"]
+    assert len(pids(meeting(run_id, size=1))) == len(actor_names(run_id)) == 1
     release(run_id)
-    assert names(run_id) == [] and rooms(run_id) == []
+    assert actor_names(run_id) == [] and rooms(run_id) == []
 
 
 def test_an_error_of_all_ranks_arrives_as_it_was_raised_and_ends_none(address: str) -> None:
@@ -172,7 +173,7 @@ def test_ranks_that_do_not_fail_alike_are_ended(address: str) -> None:
         ranks.call("__getitem__", "key")
     assert raised.value.__notes__ == [f"raised in __getitem__ by {ranks.ranks[1]}"]
     await_ended(pids(ranks))
-    assert names("unlike") == [] and rooms("unlike") == []
+    assert actor_names("unlike") == [] and rooms("unlike") == []
 
 
 def _die_while_building(address: str) -> None:
@@ -191,7 +192,7 @@ def test_ranks_that_a_dead_caller_left_unbuilt_are_made_anew(address: str) -> No
     caller.start()
     caller.join(120)
     assert caller.exitcode == 3
-    assert sorted(names("orphans")) == ["meeting-0", "meeting-1"]
+    assert sorted(actor_names("orphans")) == ["meeting-0", "meeting-1"]
     [room] = rooms("orphans")
     ranks = meeting("orphans")
     ranks.call("set", "key", "value")
