@@ -12,7 +12,6 @@ from pathlib import Path
 
 from rlcore.cluster.checkpoints import state_directory
 from rlcore.cluster.engine import EngineHandle, engine
-from rlcore.cluster.residents import end
 from rlcore.cluster.trainer import (
     CRITIC,
     REFERENCE,
@@ -22,8 +21,8 @@ from rlcore.cluster.trainer import (
     RankGroup,
     Role,
     TrainerGroup,
+    end_group,
     rank_group,
-    rank_names,
 )
 from rlcore.cluster.transfer import transfer_weights
 from rlcore.config import Config
@@ -68,7 +67,7 @@ def _between(role: Role[G], config: Config, store: RunStore, lowest: int, highes
         version = group.policy_version()
         if version is None or version > highest:
             logger.warning("the %s holds version %s, %d is needed: it is made anew", role.name, version, highest)
-            end(rank_names(role, config), store.run_id)
+            end_group(role, store.run_id)
             group = rank_group(role, config, store.run_id)
             version = group.policy_version()
         if version is None or version < lowest:
@@ -128,4 +127,5 @@ def engine_at(config: Config, store: RunStore, policy_version: int) -> EngineHan
 
 def reference(config: Config, store: RunStore) -> TrainerGroup:
     """The model as it was at the start, frozen."""
-    return rank_group(REFERENCE, config, store.run_id)
+    with store.lock(REFERENCE.name):
+        return rank_group(REFERENCE, config, store.run_id)

@@ -17,6 +17,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayTaskError
 
+from rlcore.cluster import placement
+
 QUIET_THREADS = {
     # Idle OpenMP threads that spin starve the other processes of a small machine.
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -33,7 +35,7 @@ STEADY_MEMORY = {
 
 END_SECONDS = 30.0
 
-_engine_clock: ContextVar[list[float] | None] = ContextVar("engine_clock", default=None)
+_engine_seconds: ContextVar[list[float] | None] = ContextVar("engine_seconds", default=None)
 
 
 class Resident:
@@ -66,6 +68,32 @@ def find(name: str, run_id: str) -> ActorHandle | None:
         return None
 
 
+def actor_names(run_id: str) -> list[str]:
+    """Of the run's actors."""
+    every = ray.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in every if actor["namespace"] == namespace(run_id)]
+
+
+def create(
+    actor: type[Any],
+    name: str,
+    run_id: str,
+    arguments: tuple[Any, ...] = (),
+    *,
+    environment: dict[str, str],
+    num_gpus: float = 0,
+    **options: Any,
+) -> ActorHandle:
+    """An actor of that name in the run's namespace, in a process of its own. It stays until it is ended.
+
+    Args:
+        options: further ones of Ray's.
+    """
+    options |= {"name": name, "namespace": namespace(run_id), "lifetime": "detached"}
+    options |= {"num_cpus": 0, "num_gpus": num_gpus, "runtime_env": {"env_vars": environment}}
+    return ray.remote(actor).options(**options).remote(*arguments)
+
+
 def get_or_create(
     resident: type[Resident],
     name: str,
@@ -74,19 +102,10 @@ def get_or_create(
     environment: dict[str, str],
     num_gpus: float = 0,
 ) -> ActorHandle:
-    """The actor of that name in the run's namespace; made, in a process of its own, where it is missing."""
+    """The actor of that name in the run's namespace; made where it is missing."""
     if there := find(name, run_id):
         return there
-    options = {
-        "name": name,
-        "namespace": namespace(run_id),
-        "lifetime": "detached",
-        "get_if_exists": True,
-        "num_cpus": 0,
-        "num_gpus": num_gpus,
-        "runtime_env": {"env_vars": environment},
-    }
-    return ray.remote(resident).options(**options).remote(*arguments)
+    return create(resident, name, run_id, arguments, environment=environment, num_gpus=num_gpus, get_if_exists=True)
 
 
 def wait_for(*references: ray.ObjectRef) -> list[Any]:
@@ -95,27 +114,35 @@ def wait_for(*references: ray.ObjectRef) -> list[Any]:
     Raises:
         What the called method raised, or RayActorError where the actor died.
     """
+    with engine_clock():
+        try:
+            return ray.get(list(references))
+        except RayTaskError as error:
+            # Ray's own text is the whole remote traceback; that stays as the cause.
+            raise error.cause from error
+
+
+@contextmanager
+def engine_clock() -> Iterator[None]:
+    """The time in this block counts as engine time of the running stage."""
     started = time.perf_counter()
     try:
-        return ray.get(list(references))
-    except RayTaskError as error:
-        # Ray's own text is the whole remote traceback; that stays as the cause.
-        raise error.cause from error
+        yield
     finally:
-        clock = _engine_clock.get()
-        if clock is not None:
-            clock.append(time.perf_counter() - started)
+        seconds = _engine_seconds.get()
+        if seconds is not None:
+            seconds.append(time.perf_counter() - started)
 
 
 @contextmanager
 def engine_time() -> Iterator[list[float]]:
-    """Collects the seconds that `wait_for` waits inside the block."""
+    """Collects the seconds of every `engine_clock` inside the block."""
     seconds: list[float] = []
-    token = _engine_clock.set(seconds)
+    token = _engine_seconds.set(seconds)
     try:
         yield seconds
     finally:
-        _engine_clock.reset(token)
+        _engine_seconds.reset(token)
 
 
 def end(names: Collection[str], run_id: str) -> None:
@@ -134,6 +161,6 @@ def end(names: Collection[str], run_id: str) -> None:
 
 
 def release(run_id: str) -> None:
-    """End all actors of a run."""
-    every = ray.util.list_named_actors(all_namespaces=True)
-    end([actor["name"] for actor in every if actor["namespace"] == namespace(run_id)], run_id)
+    """End all actors of a run, and give back their room."""
+    end(actor_names(run_id), run_id)
+    placement.remove(f"{namespace(run_id)}/")

@@ -1,16 +1,15 @@
-"""The trainer, the reference model and the critic as the stages see them: one handle for all data-parallel ranks."""
+"""The trainer, the reference model and the critic as the stages see them: one handle for all ranks."""
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import polars as pl
 import ray
-from ray.actor import ActorHandle
 
-from rlcore.cluster.residents import QUIET_THREADS, STEADY_MEMORY, Resident, end, find, get_or_create, wait_for
+from rlcore.cluster.ranks import World, end_world, world
+from rlcore.cluster.residents import QUIET_THREADS, STEADY_MEMORY
 from rlcore.config import Config
 from rlcore.reports import UpdateReport
 
@@ -19,30 +18,27 @@ from rlcore.reports import UpdateReport
 class RankGroup:
     """Calls every rank; what all ranks agree on is taken from the first."""
 
-    ranks: tuple[ActorHandle, ...]
-
-    def _call(self, method: str, *arguments: Any) -> list[Any]:
-        return wait_for(*(rank.call.remote(method, *arguments) for rank in self.ranks))
+    world: World
 
     def _score(self, method: str, batch: pl.DataFrame) -> pl.DataFrame:
         """What each rank says of its share of the rows, in the rows' order."""
-        shards = self._call(method, ray.put(batch.select("sample_id", "prompt_ids", "response_ids")))
+        shards = self.world.call(method, ray.put(batch.select("sample_id", "prompt_ids", "response_ids")))
         return batch.select("sample_id").join(pl.concat(shards), on="sample_id", how="left", maintain_order="left")
 
     def policy_version(self) -> int | None:
         """Updates applied; None where ranks disagree, or one has weights of no version."""
-        versions = set(self._call("policy_version"))
+        versions = set(self.world.call("policy_version"))
         return versions.pop() if len(versions) == 1 else None
 
     def update(self, iteration: int, digest: str, batch: pl.DataFrame) -> UpdateReport:
         """Train on a TrainBatch. Once: for an update already applied, its recorded report."""
-        return UpdateReport.model_validate(self._call("update", iteration, digest, ray.put(batch))[0])
+        return UpdateReport.model_validate(self.world.call("update", iteration, digest, ray.put(batch))[0])
 
     def save_checkpoint(self, directory: str) -> None:
-        self._call("save_checkpoint", directory)
+        self.world.call("save_checkpoint", directory)
 
     def load_checkpoint(self, directory: str) -> None:
-        self._call("load_checkpoint", directory)
+        self.world.call("load_checkpoint", directory)
 
 
 class TrainerGroup(RankGroup):
@@ -54,10 +50,10 @@ class TrainerGroup(RankGroup):
 
     def export_weights(self, path: str) -> int:
         """One safetensors file of all weights; its bytes."""
-        return int(self._call("export_weights", path)[0])
+        return int(self.world.call("export_weights", path)[0])
 
     def export_huggingface(self, directory: str) -> None:
-        self._call("export_huggingface", directory)
+        self.world.call("export_huggingface", directory)
 
 
 class CriticGroup(RankGroup):
@@ -73,7 +69,7 @@ G = TypeVar("G", bound=RankGroup)
 
 @dataclass(frozen=True)
 class Role(Generic[G]):
-    """A model that a run has, on as many actors as there are data-parallel ranks."""
+    """A model that a run has, on as many actors as there are ranks."""
 
     name: str
     """Of the actors, before the rank's number."""
@@ -89,38 +85,29 @@ REFERENCE = Role("reference", TrainerGroup, ("rlcore.trainer.rank", "TrainerRank
 CRITIC = Role("critic", CriticGroup, ("rlcore.trainer.critic", "CriticRank"))
 
 
-def rank_names(role: Role[Any], config: Config) -> list[str]:
-    """The actors' names, by rank."""
-    return [f"{role.name}-{rank}" for rank in range(config.trainer.world_size)]
-
-
 def rank_group(role: Role[G], config: Config, run_id: str) -> G:
-    """The run's ranks of that role; made where they are missing.
+    """The run's ranks of that role; all made anew where they are not all there.
 
-    The ranks of a group meet once, when they are made: if one is missing, all are made anew.
+    Raises:
+        as `rlcore.cluster.ranks.world`.
     """
-    size = config.trainer.world_size
-    names = rank_names(role, config)
-    there = [actor for name in names if (actor := find(name, run_id))]
-    if len(there) == size:
-        return role.group(tuple(there))
-    end(names, run_id)
-    address, port = ray.util.get_node_ip_address(), _free_port()
-    ranks = tuple(
-        get_or_create(
-            Resident,
-            name,
-            run_id,
-            (*role.rank, config, rank, address, port, *role.options),
-            {**QUIET_THREADS, **STEADY_MEMORY, "OMP_NUM_THREADS": str(config.hardware.trainer_threads)},
-            num_gpus=config.hardware.trainer_gpus,
-        )
-        for rank, name in enumerate(names)
+
+    def arguments(rank: int, address: str, port: int) -> tuple[Any, ...]:
+        return (config, rank, address, port, *role.options)
+
+    threads = {"OMP_NUM_THREADS": str(config.hardware.trainer_threads)}
+    ranks = world(
+        role.name,
+        run_id,
+        config.trainer.world_size,
+        num_gpus=config.hardware.trainer_gpus,
+        environment=QUIET_THREADS | STEADY_MEMORY | threads,
+        kind=role.rank,
+        arguments=arguments,
     )
     return role.group(ranks)
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def end_group(role: Role[Any], run_id: str) -> None:
+    """End the run's ranks of that role."""
+    end_world(role.name, run_id)

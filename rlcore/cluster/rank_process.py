@@ -1,0 +1,80 @@
+"""The process of one rank, as a Ray actor, and where it runs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+LOG_LINES = 20
+LOG_SECONDS = 10.0
+"""How long the node of a dead rank has to show the end of its log."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process runs."""
+
+    address: str
+    """Of its node, as the cluster knows it."""
+    host: str
+    node_id: str
+    pid: int
+    log: str
+    """File on that node with what the process writes to stderr."""
+
+    def __str__(self) -> str:
+        return f"node {self.address} ({self.host}), pid {self.pid}"
+
+
+class RankProcess:
+    """Says where it is; then builds the object that it is there for; then passes calls to it."""
+
+    def __init__(self) -> None:
+        self._object: Any = None
+
+    def place(self) -> Place:
+        return Place(
+            address=ray.util.get_node_ip_address(),
+            host=socket.gethostname(),
+            node_id=ray.get_runtime_context().get_node_id(),
+            pid=os.getpid(),
+            log=os.readlink("/proc/self/fd/2"),
+        )
+
+    def free_port(self) -> int:
+        """A port of the node's address that nothing listens on."""
+        with socket.socket() as listener:
+            listener.bind((ray.util.get_node_ip_address(), 0))
+            return int(listener.getsockname()[1])
+
+    def build(self, module: str, name: str, *arguments: Any) -> None:
+        self._object = getattr(importlib.import_module(module), name)(*arguments)
+
+    def is_built(self) -> bool:
+        return self._object is not None
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return getattr(self._object, method)(*arguments)
+
+
+def end_of_log(place: Place) -> str:
+    """The last LOG_LINES lines of a process's log, read on its node; or why they cannot be read."""
+    there = NodeAffinitySchedulingStrategy(place.node_id, soft=False)
+    read = ray.remote(_last_lines).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+    try:
+        return f"the end of {place.log}:\n{ray.get(read.remote(place.log), timeout=LOG_SECONDS)}"
+    except RayError as error:
+        return f"{place.log} cannot be read: {error}"
+
+
+def _last_lines(path: str) -> str:
+    with open(path, errors="replace") as file:
+        return "".join(deque(file, maxlen=LOG_LINES))
