@@ -21,13 +21,14 @@ MEGATRON_VERSION = "0.16.1"
 SPELL_CUDA = (
     "megatron.core.dist_checkpointing.exchange_utils",
     "megatron.core.dist_checkpointing.strategies.state_dict_saver",
+    "megatron.core.models.common.embeddings.rope_utils",
     "megatron.core.optimizer.clip_grads",
     "megatron.core.optimizer.optimizer",
     "megatron.core.pipeline_parallel.schedules",
     "megatron.core.transformer.utils",
     "megatron.core.utils",
 )
-"""Modules that name the device `cuda` when they make a tensor."""
+"""Modules that name the device `cuda`, or ask for pinned memory, when they make a tensor."""
 
 FACTORIES = ("empty", "empty_like", "ones", "tensor", "zeros")
 """Functions of torch that those modules call with `device="cuda"`."""
@@ -68,7 +69,7 @@ def install() -> None:
 
 
 class _TorchOnCpu(ModuleType):
-    """torch, except that tensors asked for on `cuda` are made on the CPU."""
+    """torch, except that tensors asked for on `cuda` are made on the CPU, and none is pinned."""
 
     def __init__(self) -> None:
         super().__init__("torch")
@@ -81,6 +82,7 @@ class _TorchOnCpu(ModuleType):
         def make(*args: Any, **kwargs: Any) -> torch.Tensor:
             if kwargs.get("device") == "cuda":
                 kwargs["device"] = "cpu"
+            kwargs.pop("pin_memory", None)
             return value(*args, **kwargs)
 
         return make

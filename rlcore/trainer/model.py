@@ -184,7 +184,8 @@ def _load(make: Callable[..., M], layout: TrainerConfig, directory: Path, dtype:
     _check_division(hf_config, layout, directory)
     cuda = torch.cuda.is_available()
     bridge.set_extra_args(
-        perform_initialization=False,
+        # Weights come from the directory, but it is in initialising them that Megatron marks the divided ones.
+        perform_initialization=layout.tensor_model_parallel_size > 1,
         calculate_per_token_loss=True,
         sequence_parallel=layout.sequence_parallel,
         **({} if cuda else CPU_ARGUMENTS),
