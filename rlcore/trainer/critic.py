@@ -10,8 +10,9 @@ from transformers import AutoConfig
 
 from rlcore.config import Config, model_directory
 from rlcore.trainer.learner import Learner
+from rlcore.trainer.loading import UnsupportedModel, load_critic
 from rlcore.trainer.microbatches import MicroBatch
-from rlcore.trainer.model import UnsupportedModel, ValueModel, load_critic
+from rlcore.trainer.model import ValueModel
 from rlcore.trainer.objective import Totals
 from rlcore.trainer.report import value_metrics
 from rlcore.trainer.value_objective import value_objective

@@ -12,8 +12,9 @@ from torch import Tensor
 from rlcore.config import Config, model_directory
 from rlcore.trainer.export import write_huggingface, write_weights
 from rlcore.trainer.learner import Learner
+from rlcore.trainer.loading import load_policy
 from rlcore.trainer.microbatches import MicroBatch
-from rlcore.trainer.model import ResponseScorer, load_policy
+from rlcore.trainer.model import ResponseScorer
 from rlcore.trainer.objective import TokenLogprobs, Totals, objective, with_selection
 from rlcore.trainer.report import policy_metrics
 

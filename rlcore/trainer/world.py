@@ -9,13 +9,13 @@ import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from torch.distributed import HashStore, Store, TCPStore
 
-from rlcore.config import TrainerConfig
+from rlcore.trainer.layout import Layout
 
 TIMEOUT_MINUTES = 10
 """How long a rank waits for the others in one collective; a hung rank is noticed after this."""
 
 
-def join_world(layout: TrainerConfig, rank: int, master_address: str, master_port: int, seed: int) -> torch.device:
+def join_world(layout: Layout, rank: int, master_address: str, master_port: int, seed: int) -> torch.device:
     """Enter the Megatron world of `layout.world_size` ranks, and return this rank's device.
 
     A process joins once; calls after that must name the same world. A world of one needs no port.

@@ -16,7 +16,7 @@ from rlcore.batches import TrainBatch, ValueBatch, validate
 from rlcore.config import Config
 from rlcore.reports import UpdateReport
 from rlcore.trainer.critic import CriticRank
-from rlcore.trainer.model import UnsupportedModel
+from rlcore.trainer.loading import UnsupportedModel
 from rlcore.trainer.rank import TrainerRank
 from rlcore.trainer.updates import UpdateRefused
 from tests.stack.conftest import save_tiny_llama

@@ -11,8 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoConfig
 
 from rlcore.config import Config
+from rlcore.trainer.layout import Layout
+from rlcore.trainer.loading import UnsupportedModel, check_division
 from rlcore.trainer.rank import TrainerRank
 from tests.stack.models import FAMILIES, save_tiny_model
 from tests.stack.training import Call, run_world, train_batch, trainer_config, trainers_in_this_process
@@ -118,3 +121,62 @@ def test_a_divided_model_scores_and_trains_as_a_whole_one(
     assert divided_weights.keys() == weights.keys()
     for name, weight in weights.items():
         torch.testing.assert_close(divided_weights[name], weight, rtol=0, atol=2e-6, msg=name)
+
+
+@pytest.mark.parametrize("load", ["pp2-vp2", "dp2", "one rank"])
+def test_a_checkpoint_goes_on_in_another_layout(
+    models: dict[str, Path], saved: Path, tmp_path: Path, load: str
+) -> None:
+    layout = LAYOUTS.get(load, {})
+    going_on: list[Call] = [
+        ("load_checkpoint", (str(saved / "checkpoint"),)),
+        ("export_weights", (str(tmp_path / "loaded"),)),
+        ("update", (2, "2", train_batch(seed=2))),
+        ("export_weights", (str(tmp_path / "trained"),)),
+    ]
+    run_world(TrainerRank, [(config(models["qwen3"], layout), going_on)])
+    for name, tolerance in (("loaded", 0.0), ("trained", 2e-6)):
+        ours, theirs = load_file(tmp_path / name), load_file(saved / name)
+        assert ours.keys() == theirs.keys()
+        for tensor in ours:
+            torch.testing.assert_close(ours[tensor], theirs[tensor], rtol=0, atol=tolerance, msg=tensor)
+
+
+@pytest.fixture(scope="module")
+def saved(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of four ranks after one update, and their weights then and after the next."""
+    directory = tmp_path_factory.mktemp("saved")
+    (directory / "checkpoint").mkdir()
+    script: list[Call] = [
+        ("update", (1, "1", train_batch(seed=1))),
+        ("save_checkpoint", (str(directory / "checkpoint"),)),
+        ("export_weights", (str(directory / "loaded"),)),
+        ("update", (2, "2", train_batch(seed=2))),
+        ("export_weights", (str(directory / "trained"),)),
+    ]
+    run_world(TrainerRank, [(config(models["qwen3"], LAYOUTS["tp2-pp2"]), script)])
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "message"),
+    [
+        (
+            "llama",
+            {"world_size": 3, "tensor_model_parallel_size": 3},
+            "num_attention_heads 4 cannot be divided by",
+        ),
+        (
+            "llama",
+            {"world_size": 8, "pipeline_model_parallel_size": 8},
+            "num_hidden_layers 4 cannot be divided by",
+        ),
+        ("qwen3-moe", {"world_size": 2, "tensor_model_parallel_size": 2}, "need trainer.sequence_parallel=true"),
+        ("qwen3-moe", {"world_size": 3, "expert_model_parallel_size": 3}, "num_experts 4 cannot be divided by expert"),
+    ],
+)
+def test_a_model_that_cannot_be_divided_so_is_refused_with_the_numbers(
+    models: dict[str, Path], family: str, layout: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        check_division(AutoConfig.from_pretrained(models[family]), Layout(**layout), models[family])

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from rlcore.batches import LogprobBatch, validate
-from rlcore.trainer.model import UnsupportedModel
+from rlcore.trainer.loading import UnsupportedModel
 from rlcore.trainer.rank import TrainerRank
 from rlcore.trainer.updates import UpdateRefused
 from tests.stack.training import dropped, train_batch, trainer_config, trainers_in_this_process

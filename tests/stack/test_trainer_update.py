@@ -101,6 +101,17 @@ def test_rows_that_share_their_prompt_train_as_rows_of_their_own(tiny_llama: Pat
     assert_close(shared_gradients, own_gradients, 1e-6)
 
 
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputed_activations_are_those_that_were_not_kept(tiny_llama: Path, recompute: str) -> None:
+    results = []
+    for setting in ("none", recompute):
+        trainer = TrainerRank(trainer_config(tiny_llama, trainer={"recompute": setting}))
+        trainer.update(1, "digest", train_batch())
+        results.append(gradients(trainer))
+    kept, recomputed = results
+    assert_close(recomputed, kept, 0.0)
+
+
 def test_after_the_first_mini_batch_the_ratio_is_off_policy_and_reported(tiny_llama: Path) -> None:
     reports = []
     for mini_batches in (1, 2):
