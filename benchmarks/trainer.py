@@ -173,7 +173,7 @@ def make_batch(config: Config, case: Case) -> pl.DataFrame:
     length = pl.col("response_ids").list.len()
     zeros = pl.lit(0.0, pl.Float32).repeat_by(length)
     score = pl.col("score").cast(pl.Float32).repeat_by(length)
-    absent = pl.lit(None, pl.List(pl.Float32))
+    absent, unknown = pl.lit(None, pl.List(pl.Float32)), pl.lit(None, pl.Float64)
     batch = pl.DataFrame(rows, schema=schema).with_columns(
         loss_mask=pl.lit(True).repeat_by(length),
         rollout_logprobs=zeros,
@@ -182,7 +182,11 @@ def make_batch(config: Config, case: Case) -> pl.DataFrame:
         values=absent,
         advantages=score,
         returns=score,
-        raw_reward=pl.lit(None, pl.Float64),
+        raw_reward=unknown,
+        overlong_penalty=unknown,
+        length_penalty=unknown,
+        repetition_penalty=unknown,
+        shaped_reward=unknown,
         sample_weight=pl.lit(1.0, pl.Float64),
         drop_reason=pl.lit(None, pl.String),
     )

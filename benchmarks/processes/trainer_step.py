@@ -37,7 +37,8 @@ HEADS = ("embed_tokens", "lm_head", "word_embeddings", "output_layer")
 class Trainer(Protocol):
     """A model that trains."""
 
-    model: Any
+    @property
+    def model(self) -> torch.nn.Module: ...
 
     def logprobs(self, batch: pl.DataFrame) -> pl.DataFrame: ...
 
@@ -51,13 +52,17 @@ class Trainer(Protocol):
 class Ours(TrainerRank):
     """The trainer as it is."""
 
+    @property
+    def model(self) -> torch.nn.Module:
+        return self.pieces[0]
+
     def step(self, batch: pl.DataFrame) -> float:
         version = self.policy_version()
         assert version is not None
         return float(self.update(version + 1, "", batch)["metrics"]["grad_norm"])
 
     def work(self, batch: pl.DataFrame) -> dict[str, int]:
-        micro_batches = list(self._micro_batches(batch, list(range(len(batch)))))
+        micro_batches = self._micro_batches(batch, list(range(len(batch))))
         return {
             "positions": sum(micro.input_ids.numel() for micro in micro_batches),
             "scored": sum(len(micro.scored) for micro in micro_batches),
@@ -69,13 +74,15 @@ class Ours(TrainerRank):
 class OursPadded(Ours):
     """The trainer, its rows padded to the longest of the batch: each row is a tree, the padding the tree's end."""
 
-    def _micro_batches(self, batch: pl.DataFrame, rows: list[int]) -> Iterator[MicroBatch]:
+    def _micro_batches(self, batch: pl.DataFrame, rows: list[int]) -> list[MicroBatch]:
         lengths = RowLengths.of(batch)
         trees = [Tree((row,), lengths.prompts[row] + lengths.responses[row] - 1) for row in rows]
         length = max(tree.tokens for tree in trees)
         at_once = max(1, self.settings.max_tokens_per_micro_batch // length)
-        for first in range(0, len(trees), at_once):
-            yield pad(collate(batch, trees[first : first + at_once]), length).to(self.device)
+        return [
+            pad(collate(batch, trees[first : first + at_once]), length).to(self.device)
+            for first in range(0, len(trees), at_once)
+        ]
 
 
 def pad(micro: MicroBatch, length: int) -> MicroBatch:
