@@ -29,12 +29,17 @@ from pydantic import ValidationError
 
 from rlcore.config import Config
 from rlcore.config_errors import ConfigError, Origin, describe, nearest
+from rlcore.machine import cores, fastest_dtype
 from rlcore.pretrained import cache_directory
 
 KEY = re.compile(r"(?!hydra\b)[A-Za-z_]\w*(\.[\w-]+)*")
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-OmegaConf.register_new_resolver("rlvr_cache", lambda: str(cache_directory()), replace=True)
+RESOLVERS = {"rlvr_cache": lambda: str(cache_directory()), "cores": cores, "fastest_dtype": fastest_dtype}
+"""What a configuration file may ask of the machine that a run is started on: `${cores:}`."""
+
+for _name, _resolver in RESOLVERS.items():
+    OmegaConf.register_new_resolver(_name, _resolver, replace=True)
 
 
 def compose(name: str, overrides: Sequence[str] = ()) -> Config:

@@ -168,7 +168,7 @@ class CriticConfig(Section):
     """In the first so many iterations only the critic trains."""
 
 
-class TrainerConfig(OptimizerSettings, Layout):
+class TrainerConfig(Layout, OptimizerSettings):
     """The Megatron-Core trainer."""
 
     max_tokens_per_micro_batch: Positive = 4096

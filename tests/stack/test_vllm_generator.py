@@ -12,8 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import polars as pl
 import psutil
 import pytest
 import pytest_asyncio
@@ -24,8 +26,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from rlcore.config import Config
 from rlcore.generation.interface import Generation, GenerationRequest
 from rlcore.generation.vllm import EngineDied, VLLMGenerator
+from rlcore.reports import SyncReport
+from rlcore.sync_check import SyncFailed, Transfer, check_sync
+from rlcore.trainer.rank import TrainerRank
 from tests.stack.conftest import save_tiny_llama
 from tests.stack.generation import engine_config, requests
+from tests.stack.training import Call, run_world, train_batch, trainer_config
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -187,6 +193,42 @@ async def test_an_updated_engine_equals_a_fresh_one_bit_for_bit(
     assert seconds > 0
     await engine.update_weights(_weights(model_a), 0)
     assert _tokens(await engine.generate(batch)) == _tokens(before)
+
+
+async def test_the_weights_of_a_model_divided_over_four_ranks_pass_the_sync_check(
+    engine: VLLMGenerator, model_a: Path, tmp_path: Path
+) -> None:
+    layout = {"world_size": 4, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+    config, batch = trainer_config(model_a, trainer=layout), train_batch()
+    script: list[Call] = [
+        ("update", (1, "1", batch)),
+        ("export_weights", (str(tmp_path / "weights.safetensors"),)),
+        ("logprobs", (batch,)),
+    ]
+    with ThreadPoolExecutor(1) as waiting:
+        ranks = await asyncio.wrap_future(waiting.submit(run_world, TrainerRank, [(config, script)]))
+    trained = pl.concat([results[2] for [results] in ranks])
+    scores = batch.select("sample_id").join(trained, on="sample_id", maintain_order="left")["logprobs"]
+
+    async def engine_scores() -> pl.Series:
+        rows = batch.select("prompt_ids", "response_ids").iter_rows()
+        return pl.Series([await engine.score(prompt, response, 1.0) for prompt, response in rows])
+
+    def check(engine_version: int, engine_logprobs: pl.Series) -> SyncReport:
+        return check_sync(
+            Transfer(bytes=0, export_seconds=0.0, load_seconds=0.0),
+            wanted_version=1,
+            engine_version=engine_version,
+            engine_logprobs=engine_logprobs,
+            trainer_logprobs=scores,
+            tolerance=TOLERANCE,
+        )
+
+    with pytest.raises(SyncFailed, match="differ by"):
+        check(1, await engine_scores())
+    await engine.update_weights(str(tmp_path / "weights.safetensors"), 1)
+    assert check(await engine.policy_version(), await engine_scores()).probe_gap_mean < TOLERANCE / 10
+    await engine.update_weights(_weights(model_a), 0)
 
 
 async def test_a_request_that_lives_through_an_update_has_the_version_of_each_token(

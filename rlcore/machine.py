@@ -1,0 +1,34 @@
+"""What this machine has. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CPU_INFO = Path("/proc/cpuinfo")
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+BFLOAT16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
+"""x86's two, and Arm's."""
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def fastest_dtype() -> str:
+    """`bfloat16` where there is an NVIDIA GPU or the CPU multiplies in it, else `float32`.
+
+    Without such instructions bfloat16 is converted for every product, and slower than float32.
+    """
+    gpu = NVIDIA_DRIVER.exists()
+    return "bfloat16" if gpu or BFLOAT16_INSTRUCTIONS & _cpu_flags() else "float32"
+
+
+def _cpu_flags() -> set[str]:
+    """Instruction sets of the first core; none where the system does not tell."""
+    if not CPU_INFO.exists():
+        return set()
+    lines = CPU_INFO.read_text().splitlines()
+    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return set(flags.partition(":")[2].split())
