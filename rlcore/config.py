@@ -177,6 +177,8 @@ class TrainerConfig(Layout, OptimizerSettings):
     """Train the responses to a prompt in one sequence after it, each seeing the prompt and itself."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations that the backward pass computes again instead of keeping: attention weights, or whole layers."""
+    offload: bool = False
+    """Keep weights and optimizer in host memory while the engine generates: for a GPU that both share."""
 
 
 class HardwareConfig(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from rlcore.cluster.policy import serving_engine, trainer_at
+from rlcore.cluster.policy import critic_at, serving_engine, trainer_at
 from rlcore.cluster.transfer import transfer_weights
 from rlcore.iteration import Iteration
 from rlcore.reports import SyncReport, UpdateReport
@@ -20,7 +20,7 @@ def sync(iteration: Iteration, batch: pl.DataFrame, updated: UpdateReport) -> Sy
     engine = serving_engine(config, store)
     transfer = transfer_weights(config, store, trainer, engine, version)
     probe = batch.filter(pl.col("response_ids").list.len() > 0).head(PROBE_ROWS)
-    return check_sync(
+    report = check_sync(
         transfer,
         wanted_version=version,
         engine_version=engine.policy_version(),
@@ -28,3 +28,8 @@ def sync(iteration: Iteration, batch: pl.DataFrame, updated: UpdateReport) -> Sy
         trainer_logprobs=trainer.logprobs(probe)["logprobs"],
         tolerance=config.sync.probe_tolerance,
     )
+    if config.trainer.offload:
+        trainer.offload()
+        if config.algorithm.uses_critic:
+            critic_at(config, store, version).offload()
+    return report

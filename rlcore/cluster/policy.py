@@ -63,12 +63,12 @@ def critic_for_update(config: Config, store: RunStore, iteration: int) -> Critic
 def _between(role: Role[G], config: Config, store: RunStore, lowest: int, highest: int) -> G:
     # Stages that run at the same time, such as evaluate and checkpoint, must not both restore it.
     with store.lock(role.name):
-        group = rank_group(role, config, store.run_id)
+        group = rank_group(role, config, store)
         version = group.policy_version()
         if version is None or version > highest:
             logger.warning("the %s holds version %s, %d is needed: it is made anew", role.name, version, highest)
             end_group(role, store.run_id)
-            group = rank_group(role, config, store.run_id)
+            group = rank_group(role, config, store)
             version = group.policy_version()
         if version is None or version < lowest:
             _restore(group, role, store, lowest)
@@ -128,4 +128,4 @@ def engine_at(config: Config, store: RunStore, policy_version: int) -> EngineHan
 def reference(config: Config, store: RunStore) -> TrainerGroup:
     """The model as it was at the start, frozen."""
     with store.lock(REFERENCE.name):
-        return rank_group(REFERENCE, config, store.run_id)
+        return rank_group(REFERENCE, config, store)

@@ -12,6 +12,7 @@ from rlcore.cluster.ranks import World, end_world, world
 from rlcore.cluster.residents import QUIET_THREADS, STEADY_MEMORY
 from rlcore.config import Config
 from rlcore.reports import UpdateReport
+from rlcore.store import RunStore
 
 
 @dataclass(frozen=True)
@@ -19,26 +20,40 @@ class RankGroup:
     """Calls every rank; what all ranks agree on is taken from the first."""
 
     world: World
+    store: RunStore
+
+    def _call(self, method: str, *arguments: Any) -> list[Any]:
+        """Each rank's result.
+
+        One call at a time, whichever stages make them: ranks that were reached in different order would wait for one
+        another in different collectives.
+        """
+        with self.store.lock(f"{self.world.role}-call"):
+            return self.world.call(method, *arguments)
 
     def _score(self, method: str, batch: pl.DataFrame) -> pl.DataFrame:
         """What each rank says of its share of the rows, in the rows' order."""
-        shards = self.world.call(method, ray.put(batch.select("sample_id", "prompt_ids", "response_ids")))
+        shards = self._call(method, ray.put(batch.select("sample_id", "prompt_ids", "response_ids")))
         return batch.select("sample_id").join(pl.concat(shards), on="sample_id", how="left", maintain_order="left")
 
     def policy_version(self) -> int | None:
         """Updates applied; None where ranks disagree, or one has weights of no version."""
-        versions = set(self.world.call("policy_version"))
+        versions = set(self._call("policy_version"))
         return versions.pop() if len(versions) == 1 else None
 
     def update(self, iteration: int, digest: str, batch: pl.DataFrame) -> UpdateReport:
         """Train on a TrainBatch. Once: for an update already applied, its recorded report."""
-        return UpdateReport.model_validate(self.world.call("update", iteration, digest, ray.put(batch))[0])
+        return UpdateReport.model_validate(self._call("update", iteration, digest, ray.put(batch))[0])
 
     def save_checkpoint(self, directory: str) -> None:
-        self.world.call("save_checkpoint", directory)
+        self._call("save_checkpoint", directory)
 
     def load_checkpoint(self, directory: str) -> None:
-        self.world.call("load_checkpoint", directory)
+        self._call("load_checkpoint", directory)
+
+    def offload(self) -> None:
+        """Lend the ranks' device memory until the next call that computes."""
+        self._call("offload")
 
 
 class TrainerGroup(RankGroup):
@@ -50,10 +65,10 @@ class TrainerGroup(RankGroup):
 
     def export_weights(self, path: str) -> int:
         """One safetensors file of all weights; its bytes."""
-        return int(self.world.call("export_weights", path)[0])
+        return int(self._call("export_weights", path)[0])
 
     def export_huggingface(self, directory: str) -> None:
-        self.world.call("export_huggingface", directory)
+        self._call("export_huggingface", directory)
 
 
 class CriticGroup(RankGroup):
@@ -85,7 +100,7 @@ REFERENCE = Role("reference", TrainerGroup, ("rlcore.trainer.rank", "TrainerRank
 CRITIC = Role("critic", CriticGroup, ("rlcore.trainer.critic", "CriticRank"))
 
 
-def rank_group(role: Role[G], config: Config, run_id: str) -> G:
+def rank_group(role: Role[G], config: Config, store: RunStore) -> G:
     """The run's ranks of that role; all made anew where they are not all there.
 
     Raises:
@@ -98,14 +113,14 @@ def rank_group(role: Role[G], config: Config, run_id: str) -> G:
     threads = {"OMP_NUM_THREADS": str(config.hardware.trainer_threads)}
     ranks = world(
         role.name,
-        run_id,
+        store.run_id,
         config.trainer.world_size,
         num_gpus=config.hardware.trainer_gpus,
         environment=QUIET_THREADS | STEADY_MEMORY | threads,
         kind=role.rank,
         arguments=arguments,
     )
-    return role.group(ranks)
+    return role.group(ranks, store)
 
 
 def end_group(role: Role[Any], run_id: str) -> None:
