@@ -25,7 +25,7 @@ from rlcore.trainer.microbatches import MicroBatch, collate
 from rlcore.trainer.minibatches import optimizer_steps
 from rlcore.trainer.objective import Totals
 from rlcore.trainer.offload import LentMemory
-from rlcore.trainer.optimizer import Sharding, distribute, make_optimizer, reduce_gradients, zero_gradients
+from rlcore.trainer.optimizer import Sharding, distribute, make_optimizer, reduce_gradients, take_step, zero_gradients
 from rlcore.trainer.packing import RowLengths, pack
 from rlcore.trainer.passes import score_passes, train_passes
 from rlcore.trainer.report import over_steps
@@ -284,7 +284,7 @@ class Learner(ABC):
             self._applied.skip(iteration, norm)
             return None
         self._applied.step(iteration)
-        self.optimizer.step()
+        take_step(self.optimizer, norm)
         return {**metrics, "grad_norm": norm}
 
     @property
