@@ -11,6 +11,7 @@ from rlcore.iteration import Iteration
 from rlcore.plan import plan_iteration
 from rlcore.store import RunStore
 from rlcore.tracking.history import read_metrics
+from rlcore.trainer.layout import Layout
 
 CONFIG_FILE = "config.yaml"
 
@@ -24,8 +25,12 @@ MAY_CHANGE = {
     "sync",
     "tracking",
     "runs_dir",
+    *(f"trainer.{name}" for name in Layout.model_fields),
+    "trainer.max_tokens_per_micro_batch",
+    "trainer.recompute",
+    "trainer.offload",
 }
-"""Top-level fields of the configuration that a run may be continued under a new value of."""
+"""What a run may be continued under a new value of: fields of the configuration, or keys of one."""
 
 
 class RunConflict(ValueError):
@@ -67,7 +72,7 @@ def refuse_changes(before: Config, now: Config, run_url: str) -> None:
     changed = [
         f"{key}: {old.get(key)!r} → {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and key.split(".")[0] not in MAY_CHANGE
+        if old.get(key) != new.get(key) and not MAY_CHANGE & {key, key.split(".")[0]}
     ]
     if changed:
         raise RunConflict(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlcore.cluster.checkpoints import delete_superseded, save_checkpoint
 from rlcore.cluster.policy import critic_at, trainer_at
+from rlcore.cluster.trainer import lend_memory
 from rlcore.iteration import Iteration
 from rlcore.reports import CheckpointReport, RunState, SyncReport
 from tasks.stage import stage
@@ -16,5 +17,6 @@ def checkpoint(iteration: Iteration, synced: SyncReport, state: RunState | None 
     trainer = trainer_at(config, store, version)
     critic = critic_at(config, store, version) if config.algorithm.uses_critic else None
     saved = save_checkpoint(trainer, critic, state, store, version)
+    lend_memory(config, trainer, critic)
     delete_superseded(store, config.save_total_limit, config.save_best)
     return saved

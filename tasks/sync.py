@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from rlcore.cluster.policy import critic_at, serving_engine, trainer_at
+from rlcore.cluster.trainer import lend_memory
 from rlcore.cluster.transfer import transfer_weights
 from rlcore.iteration import Iteration
 from rlcore.reports import SyncReport, UpdateReport
@@ -28,8 +29,5 @@ def sync(iteration: Iteration, batch: pl.DataFrame, updated: UpdateReport) -> Sy
         trainer_logprobs=trainer.logprobs(probe)["logprobs"],
         tolerance=config.sync.probe_tolerance,
     )
-    if config.trainer.offload:
-        trainer.offload()
-        if config.algorithm.uses_critic:
-            critic_at(config, store, version).offload()
+    lend_memory(config, trainer, critic_at(config, store, version) if config.algorithm.uses_critic else None)
     return report

@@ -39,6 +39,7 @@ class RankProcess:
 
     def __init__(self) -> None:
         self._object: Any = None
+        self._identity: str | None = None
 
     def place(self) -> Place:
         return Place(
@@ -55,11 +56,13 @@ class RankProcess:
             listener.bind((ray.util.get_node_ip_address(), 0))
             return int(listener.getsockname()[1])
 
-    def build(self, module: str, name: str, *arguments: Any) -> None:
+    def build(self, identity: str, module: str, name: str, *arguments: Any) -> None:
         self._object = getattr(importlib.import_module(module), name)(*arguments)
+        self._identity = identity
 
-    def is_built(self) -> bool:
-        return self._object is not None
+    def is_built(self, identity: str) -> bool:
+        """Whether it holds the object that was built under that identity."""
+        return self._identity == identity
 
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self._object, method)(*arguments)

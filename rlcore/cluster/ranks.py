@@ -62,10 +62,13 @@ class World:
         """
         return self._results(method, [rank.actor.call.remote(method, *arguments) for rank in self.ranks])
 
-    def build(self, module: str, name: str, arguments: Callable[[int, str, int], tuple[Any, ...]]) -> None:
+    def build(
+        self, identity: str, module: str, name: str, arguments: Callable[[int, str, int], tuple[Any, ...]]
+    ) -> None:
         """Make an object of that class on every rank.
 
         Args:
+            identity: of what is built, by which `world` knows it again.
             arguments: of the class, for a rank's number, and the address and port where the ranks meet: the first's.
 
         Raises:
@@ -74,7 +77,7 @@ class World:
         first = self.ranks[0]
         port = ray.get(first.actor.free_port.remote())
         calls = [
-            rank.actor.build.remote(module, name, *arguments(number, first.place.address, port))
+            rank.actor.build.remote(identity, module, name, *arguments(number, first.place.address, port))
             for number, rank in enumerate(self.ranks)
         ]
         self._results("build", calls)
@@ -88,9 +91,11 @@ class World:
 
     def _fail(self, doing: str, errors: dict[int, RayError]) -> NoReturn:
         raised = {number: error.cause for number, error in errors.items() if isinstance(error, RayTaskError)}
-        alike = len(raised) == len(self.ranks) and len({type(cause) for cause in raised.values()}) == 1
+        alike = len(raised) == len(self.ranks) and len({_brief(cause) for cause in raised.values()}) == 1
         if not alike:
-            end_world(self.role, self.run_id)
+            # These ranks, not those of this role: somebody else may have made them anew meanwhile.
+            for rank in self.ranks:
+                ray.kill(rank.actor)
         died = [number for number in errors if number not in raised]
         if died:
             rank, error = self.ranks[died[0]], errors[died[0]]
@@ -111,8 +116,9 @@ def world(
     environment: dict[str, str],
     kind: tuple[str, str],
     arguments: Callable[[int, str, int], tuple[Any, ...]],
+    identity: str = "",
 ) -> World:
-    """The run's ranks of that role; all made anew where they are fewer or more, or one was never built.
+    """The run's ranks of that role; all made anew where they are fewer or more, or one is not built, or otherwise.
 
     One process at a time may call it for a role. A rank that is at work is waited for.
 
@@ -120,7 +126,7 @@ def world(
         num_gpus: of each rank.
         environment: variables of each rank's process.
         kind: module and class of what each rank holds.
-        arguments: as those of `World.build`.
+        arguments, identity: as those of `World.build`.
 
     Raises:
         NoRoom: the cluster has not the GPUs.
@@ -129,7 +135,7 @@ def world(
     """
     with engine_clock():
         actors = [actor for number in range(size) if (actor := find(f"{role}-{number}", run_id))]
-        if len(actors) == size == len(_names(role, run_id)) and _all_built(actors):
+        if len(actors) == size == len(_names(role, run_id)) and _all_built(actors, identity):
             return _located(role, run_id, actors)
         end_world(role, run_id)
     try:
@@ -147,7 +153,7 @@ def world(
                 for number in range(size)
             ]
             made = _located(role, run_id, actors)
-        made.build(*kind, arguments)
+        made.build(identity, *kind, arguments)
     except BaseException:
         end_world(role, run_id)
         raise
@@ -179,13 +185,13 @@ def _located(role: str, run_id: str, actors: Sequence[ActorHandle]) -> World:
     )
 
 
-def _all_built(actors: Sequence[ActorHandle]) -> bool:
+def _all_built(actors: Sequence[ActorHandle], identity: str) -> bool:
     """Whether every rank holds its object.
 
     One that was never told to build it says so at once. The others may meanwhile wait for it where the ranks meet, so
     the first such answer decides.
     """
-    pending = [actor.is_built.remote() for actor in actors]
+    pending = [actor.is_built.remote(identity) for actor in actors]
     while pending:
         done, pending = ray.wait(pending)
         try:

@@ -119,8 +119,17 @@ def rank_group(role: Role[G], config: Config, store: RunStore) -> G:
         environment=QUIET_THREADS | STEADY_MEMORY | threads,
         kind=role.rank,
         arguments=arguments,
+        identity=config.digest("seed", "model", "algorithm", "critic", "trainer", "hardware", "rollout"),
     )
     return role.group(ranks, store)
+
+
+def lend_memory(config: Config, *groups: RankGroup | None) -> None:
+    """Lend the groups' device memory to the engine, where the configuration says so."""
+    if config.trainer.offload:
+        for group in groups:
+            if group is not None:
+                group.offload()
 
 
 def end_group(role: Role[Any], run_id: str) -> None:

@@ -69,7 +69,7 @@ def newest_good(checkpoints: Iterable[Path]) -> Path | None:
         try:
             verify(checkpoint)
         except CheckpointDamaged as damage:
-            logger.warning("checkpoint %s is refused, the one before it is used: %s", checkpoint.name, damage)
+            logger.warning("checkpoint %s is refused: %s", checkpoint.name, damage)
             damages.append(str(damage))
             continue
         return checkpoint

@@ -19,7 +19,7 @@ from rlcore.trainer.value_objective import value_objective
 
 
 class CriticRank(Learner):
-    """A data-parallel rank that trains the critic.
+    """One rank of the critic.
 
     The value that belongs to response token t is V of the state before that token: of prompt and response tokens
     before t.

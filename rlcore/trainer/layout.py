@@ -30,6 +30,12 @@ class Layout(Section):
         return self.world_size // self._model_parallel_size
 
     @property
+    def divides_model(self) -> bool:
+        """Whether no rank holds the whole model."""
+        model_parallel = self.tensor_model_parallel_size * self.pipeline_model_parallel_size
+        return model_parallel * self.expert_model_parallel_size > 1
+
+    @property
     def _model_parallel_size(self) -> int:
         return self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rlcore.config import Config, TrainerConfig
 from rlcore.trainer import cpu_platform
+from rlcore.trainer.layout import Layout
 from rlcore.trainer.microbatches import MicroBatch, collate
 from rlcore.trainer.minibatches import optimizer_steps
 from rlcore.trainer.objective import Totals
@@ -30,7 +31,7 @@ from rlcore.trainer.packing import RowLengths, pack
 from rlcore.trainer.passes import score_passes, train_passes
 from rlcore.trainer.report import over_steps
 from rlcore.trainer.schedule import Schedule
-from rlcore.trainer.state import load_state, save_state
+from rlcore.trainer.state import check_layout, load_state, save_state
 from rlcore.trainer.updates import AppliedUpdates, UpdateRefused
 from rlcore.trainer.world import computes_outputs, join_world
 
@@ -159,16 +160,22 @@ class Learner(ABC):
         path.mkdir(parents=True, exist_ok=True)
         save_state(path, self.distributed, self.optimizer, self._sharding)
         if self.rank == 0:
-            (path / STATE).write_text(json.dumps({"sharding": self._sharding, **self._applied.dump()}, indent=1))
+            layout = self.settings.model_dump(mode="json", include=set(Layout.model_fields))
+            state = {"sharding": self._sharding, "layout": layout, **self._applied.dump()}
+            (path / STATE).write_text(json.dumps(state, indent=1))
 
     def load_checkpoint(self, directory: str) -> None:
         """Go back, or on, to what `save_checkpoint` wrote; learning rate and the like are the configuration's.
 
         Megatron loads a damaged file without an error: `checkpoint.verify` comes first.
+
+        Raises:
+            CheckpointFailed: it was saved in a layout that cannot be loaded in this one, or cannot be read.
         """
         self.reload()
         path = Path(directory)
         state = json.loads((path / STATE).read_text())
+        check_layout(path, Layout.model_validate(state["layout"]), self.settings, state["sharding"])
         load_state(path, self.distributed, self.optimizer, state["sharding"])
         self._applied = AppliedUpdates.load(state)
 
@@ -289,9 +296,8 @@ class Learner(ABC):
 
     @property
     def _sharding(self) -> Sharding:
-        """What a model that one rank holds whole is saved as takes a third of the time and half of the memory."""
-        divided = self.settings.tensor_model_parallel_size * self.settings.pipeline_model_parallel_size > 1
-        return "fully_reshardable" if divided else "dp_reshardable"
+        """A model that every rank holds whole is saved in a third of the time and half of the memory."""
+        return "fully_reshardable" if self.settings.divides_model else "dp_reshardable"
 
     def _totals(self, batch: pl.DataFrame, rows: list[int]) -> Totals:
         return Totals.of(batch[rows], self.config.rollout.response_length)

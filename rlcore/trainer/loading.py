@@ -164,6 +164,8 @@ def check_division(hf_config: PretrainedConfig, layout: Layout, directory: Path)
         ("vocab_size", *tensor),
         ("num_hidden_layers", pipeline, layout.pipeline_model_parallel_size * virtual),
     ]
+    if getattr(hf_config, "num_experts", 0):
+        divided.append(("moe_intermediate_size", *tensor))
     if layout.expert_model_parallel_size > 1:
         divided.append(("num_experts", "expert_model_parallel_size", layout.expert_model_parallel_size))
     if getattr(hf_config, "num_experts", 0) and layout.tensor_model_parallel_size > 1 and not layout.sequence_parallel:

@@ -80,8 +80,8 @@ def sharded_state(
     """What a distributed checkpoint holds of model and optimizer.
 
     The optimizer's format `dp_reshardable` writes each rank's shards as they lie in memory: another number of
-    data-parallel ranks can load it, another tensor or pipeline layout cannot. `fully_reshardable` any layout can,
-    for more time and memory when it is written.
+    data-parallel ranks can load it, another tensor, pipeline or expert layout cannot. `fully_reshardable` can be
+    loaded in any layout, and takes more time and memory to write.
     """
     metadata = {"distrib_optim_sharding_type": sharding}
     model_state = {

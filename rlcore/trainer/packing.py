@@ -124,7 +124,7 @@ def pack(
     packed = [Packed(filled, counts=True) for filled in by_rank[rank]]
     if number_of is not None:
         number = -(-max(map(len, by_rank)) // number_of) * number_of
-        packed += [Packed([trees[0]], counts=False)] * (number - len(packed))
+        packed += [Packed([trees[0]], counts=False) for _ in range(number - len(packed))]
     return packed
 
 

@@ -1,4 +1,4 @@
-"""One rank of the trainer: the policy, trained or frozen."""
+"""One rank of the policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlcore.trainer.report import policy_metrics
 
 
 class TrainerRank(Learner):
-    """A data-parallel rank that trains the policy, or holds the frozen KL reference."""
+    """One rank of the policy that trains, or of the frozen KL reference."""
 
     def __init__(
         self,

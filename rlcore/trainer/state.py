@@ -15,6 +15,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
+from rlcore.trainer.layout import Layout
 from rlcore.trainer.optimizer import Sharding, sharded_state
 
 
@@ -26,6 +27,8 @@ def save_state(
     directory: Path, pieces: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer, sharding: Sharding
 ) -> None:
     """Write the checkpoint into an existing, empty directory. All ranks call it together.
+
+    The random states are the first rank's: no layer draws from them, so they are the same on all.
 
     Raises:
         CheckpointFailed: a rank could not write; says why.
@@ -52,6 +55,23 @@ def load_state(
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["random"]["torch"])
     get_cuda_rng_tracker().set_states(state["random"]["megatron"])
+
+
+def check_layout(directory: Path, saved: Layout, wanted: Layout, sharding: Sharding) -> None:
+    """
+    Raises:
+        CheckpointFailed: what was saved in one layout cannot be loaded in the other. Says which can.
+    """
+    if sharding == "dp_reshardable" and wanted.divides_model:
+        raise CheckpointFailed(
+            f"{directory} was saved by ranks that each held the whole model, which only such ranks can load: "
+            "set tensor, pipeline and expert parallelism to 1"
+        )
+    if (saved.expert_model_parallel_size > 1) != (wanted.expert_model_parallel_size > 1):
+        raise CheckpointFailed(
+            f"{directory} was saved at expert_model_parallel_size {saved.expert_model_parallel_size} and cannot be "
+            f"loaded at {wanted.expert_model_parallel_size}: divided experts have an optimizer of their own"
+        )
 
 
 @contextmanager

@@ -41,7 +41,13 @@ def join_world(layout: Layout, rank: int, master_address: str, master_port: int,
     else:
         timeout = timedelta(minutes=TIMEOUT_MINUTES)
         store = TCPStore(master_address, master_port, world_size, is_master=rank == 0, timeout=timeout)
-    dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=world_size)
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(minutes=TIMEOUT_MINUTES),
+    )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor_model_parallel_size,
         pipeline_model_parallel_size=layout.pipeline_model_parallel_size,

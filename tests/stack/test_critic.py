@@ -178,7 +178,7 @@ def test_two_data_parallel_ranks_equal_one(tiny_llama: Path) -> None:
     script: list[Call] = [("update", (1, "1", first)), ("update", (2, "2", second)), ("values", (first,))]
     *reports, values = [getattr(critic, method)(*arguments) for method, arguments in script]
     two = config.model_copy(update={"trainer": config.trainer.model_copy(update={"world_size": 2})})
-    [ours], [theirs] = run_world(CriticRank, [(two, script)])
+    [ours], [theirs] = run_world((CriticRank, two, script))
     for left, right, alone in zip(ours[:2], theirs[:2], reports, strict=True):
         assert left["optimizer_steps"] == right["optimizer_steps"] == 2
         for name in alone["metrics"].keys() - {"tokens_per_second"}:

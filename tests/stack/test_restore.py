@@ -121,7 +121,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(
     config, store = run
     file = damage(store, 3)
     refused, restored, *replayed = process.submit(restore, config, store).result()
-    assert refused.startswith("checkpoint 000003 is refused, the one before it is used") and str(file) in refused
+    assert refused.startswith("checkpoint 000003 is refused: ") and str(file) in refused
     assert restored == f"trainer restored from {store.directory / 'checkpoints' / '000002'}"
     assert replayed == ["trainer replays update 3", "trainer replays update 4"]
     assert_uninterrupted(store)

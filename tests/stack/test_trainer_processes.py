@@ -50,8 +50,10 @@ def test_two_data_parallel_ranks_equal_one_and_one_goes_on_from_their_checkpoint
         lonely,
         ("export_weights", (str(tmp_path / "two"),)),
         ("save_checkpoint", (str(tmp_path / "checkpoint"),)),
+        update(3),
+        ("export_weights", (str(tmp_path / "three"),)),
     ]
-    [first], [second] = run_world(TrainerRank, [(divided, script)])
+    [first], [second] = run_world((TrainerRank, divided, script))
     trainer = TrainerRank(config)
     whole, *reports = [getattr(trainer, method)(*arguments) for method, arguments in script[:3]]
     trainer.export_weights(str(tmp_path / "one"))
@@ -74,6 +76,10 @@ def test_two_data_parallel_ranks_equal_one_and_one_goes_on_from_their_checkpoint
     restored.export_weights(str(tmp_path / "restored"))
     assert restored.policy_version() == 2
     assert largest_difference(tmp_path / "restored", tmp_path / "two") == 0.0
+    # The moments are restored too: without them the next step would be the sign of its gradient.
+    restored.update(*update(3)[1])
+    restored.export_weights(str(tmp_path / "restored"))
+    assert largest_difference(tmp_path / "restored", tmp_path / "three") < 1e-6
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -96,7 +102,7 @@ def test_going_on_from_a_checkpoint_in_another_process_equals_never_having_stopp
         update(4),
         export,
     ]
-    [[[_, version, *resumed, _]]] = run_world(TrainerRank, [(config, script)])
+    [[[_, version, *resumed, _]]] = run_world((TrainerRank, config, script))
     assert version == 2
     assert resumed[0] == reports[1]
     assert [report["metrics"]["grad_norm"] for report in resumed] == [

@@ -123,7 +123,7 @@ def kill_at_work(ranks: World, victim: int, call: Callable[[], Any]) -> tuple[Ex
     with ThreadPoolExecutor(1) as caller:
         called = caller.submit(call)
         # An actor does one thing at a time: while it does not answer, it works.
-        while ray.wait([actor.is_built.remote()], timeout=0.5)[0]:
+        while ray.wait([actor.is_built.remote("")], timeout=0.5)[0]:
             assert not called.done(), f"done before a rank could be killed: {called.result()}"
         os.kill(place.pid, signal.SIGKILL)
         killed = time.monotonic()

@@ -206,7 +206,7 @@ async def test_the_weights_of_a_model_divided_over_four_ranks_pass_the_sync_chec
         ("logprobs", (batch,)),
     ]
     with ThreadPoolExecutor(1) as waiting:
-        ranks = await asyncio.wrap_future(waiting.submit(run_world, TrainerRank, [(config, script)]))
+        ranks = await asyncio.wrap_future(waiting.submit(run_world, (TrainerRank, config, script)))
     trained = pl.concat([results[2] for [results] in ranks])
     scores = batch.select("sample_id").join(trained, on="sample_id", maintain_order="left")["logprobs"]
 

@@ -143,26 +143,27 @@ Call = tuple[str, tuple[Any, ...]]
 """A method of a rank and its arguments."""
 
 
-def run_world(kind: Callable[..., Learner], learners: list[tuple[Config, list[Call]]]) -> list[list[list[Any]]]:
-    """Each rank's results of the calls, by learner, from as many fresh processes as the first one has ranks.
+Script = tuple[Callable[..., Learner], Config, list[Call]]
+"""A kind of learner, its configuration, and what is called of it."""
 
-    Args:
-        learners: one after the other in the same processes; all of the same layout.
+
+def run_world(*scripts: Script) -> list[list[list[Any]]]:
+    """By rank and script: the results of the calls. In as many fresh processes as the first learner has ranks.
+
+    The scripts run one after the other in the same processes, so all are of one layout.
     """
-    size = learners[0][0].trainer.world_size
+    size = scripts[0][1].trainer.world_size
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     with ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn")) as processes:
-        ranks = [processes.submit(_run_rank, kind, rank, port, learners) for rank in range(size)]
+        ranks = [processes.submit(_run_rank, rank, port, scripts) for rank in range(size)]
         return [rank.result() for rank in ranks]
 
 
-def _run_rank(
-    kind: Callable[..., Learner], rank: int, port: int, learners: list[tuple[Config, list[Call]]]
-) -> list[list[Any]]:
+def _run_rank(rank: int, port: int, scripts: tuple[Script, ...]) -> list[list[Any]]:
     results = []
-    for config, script in learners:
+    for kind, config, calls in scripts:
         learner = kind(config, rank, master_port=port)
-        results.append([getattr(learner, method)(*arguments) for method, arguments in script])
+        results.append([getattr(learner, method)(*arguments) for method, arguments in calls])
     return results

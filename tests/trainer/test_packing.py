@@ -98,6 +98,10 @@ def test_a_batch_of_one_prompt_is_divided_among_the_ranks() -> None:
     assert rows == [[(0, 1, 2, 3, 4)], [(5, 6, 7)]]
 
 
+def test_no_rows_are_no_micro_batches_also_where_numbers_must_be_equal() -> None:
+    assert pack([], RowLengths([], [], []), share_prompts=True, budget=9, rank=0, ranks=2, number_of=2) == []
+
+
 def test_micro_batches_take_the_largest_first_and_fill_up() -> None:
     trees = [Tree((row,), size) for row, size in enumerate([30, 5, 31, 6, 100])]
     filled = fill_micro_batches(trees, budget=62)
