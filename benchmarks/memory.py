@@ -84,7 +84,8 @@ def kind_of(command: str) -> str:
     kinds = {
         "VLLM": "vLLM engine core",
         "ray::AsyncResident": "vLLM actor",
-        "ray::Resident": "trainer and grader actors",
+        "ray::RankProcess": "trainer",
+        "ray::Resident": "grader actor",
         "ray::DashboardAgent": "Ray",
         "ray::RuntimeEnvAgent": "Ray",
         "ray::": "stages on Ray",

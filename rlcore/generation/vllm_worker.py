@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -34,6 +35,9 @@ class WorkerExtension:
         for module in self.model_runner.get_model().modules():
             if is_packed_head(module):
                 dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+        if not torch.cuda.is_available():
+            # What packing and the batches since the last update freed is in holes of the heap, which glibc keeps.
+            ctypes.CDLL(None).malloc_trim(0)
 
     def exit_with_parent(self) -> None:
         """Let this process end when the one that started it has ended, killed or not."""

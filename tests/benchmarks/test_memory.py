@@ -89,7 +89,7 @@ def test_a_run_too_short_to_tell_says_so(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_worker_is_what_it_last_was() -> None:
     idle, busy = process(3, "ray::IDLE", {1: 100.0}), process(3, "ray::Resident.call", {2: 900.0})
     samples = by_iteration(pl.concat([idle, busy]), ledger())
-    assert set(samples["kind"]) == {"trainer and grader actors"}
+    assert set(samples["kind"]) == {"grader actor"}
     assert samples["iteration"].to_list() == [1, 1, 1, 2, 2, 2]
 
 
@@ -108,7 +108,8 @@ def test_what_is_read_after_the_last_iteration_belongs_to_it() -> None:
     [
         ("VLLM::EngineCore", "vLLM engine core"),
         ("ray::AsyncResident", "vLLM actor"),
-        ("ray::Resident.call", "trainer and grader actors"),
+        ("ray::RankProcess.call", "trainer"),
+        ("ray::Resident.call", "grader actor"),
         ("ray::update", "stages on Ray"),
         ("ray::DashboardAgent", "Ray"),
         ("python -m prefect server start", "Prefect server"),
