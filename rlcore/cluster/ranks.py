@@ -89,13 +89,17 @@ class World:
                 self._fail(doing, errors)
         return [results[number] for number in range(len(calls))]
 
+    def _is_current(self) -> bool:
+        """Whether nobody has made the role's ranks anew since."""
+        own = {rank.actor._actor_id for rank in self.ranks}
+        there = (find(name, self.run_id) for name in _names(self.role, self.run_id))
+        return all(actor._actor_id in own for actor in there if actor is not None)
+
     def _fail(self, doing: str, errors: dict[int, RayError]) -> NoReturn:
         raised = {number: error.cause for number, error in errors.items() if isinstance(error, RayTaskError)}
         alike = len(raised) == len(self.ranks) and len({_brief(cause) for cause in raised.values()}) == 1
-        if not alike:
-            # These ranks, not those of this role: somebody else may have made them anew meanwhile.
-            for rank in self.ranks:
-                ray.kill(rank.actor)
+        if not alike and self._is_current():
+            end_world(self.role, self.run_id)
         died = [number for number in errors if number not in raised]
         if died:
             rank, error = self.ranks[died[0]], errors[died[0]]
