@@ -156,7 +156,10 @@ def run_world(*scripts: Script) -> list[list[list[Any]]]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    with ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn")) as processes:
+    # The imports take longer than the work: a server makes them once for all worlds, and forks.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["rlcore.trainer.critic", "rlcore.trainer.rank"])
+    with ProcessPoolExecutor(size, mp_context=context) as processes:
         ranks = [processes.submit(_run_rank, rank, port, scripts) for rank in range(size)]
         return [rank.result() for rank in ranks]
 
