@@ -52,6 +52,13 @@ def test_a_run_may_be_continued_for_longer_but_not_under_other_numbers(tmp_path:
     assert open_run("arithmetic", [here])[0].trainer.learning_rate == 2e-5
 
 
+def test_a_run_may_be_continued_in_another_layout(tmp_path: Path) -> None:
+    here = f"runs_dir={tmp_path}"
+    open_run("arithmetic", [here])
+    divided = ["trainer.world_size=4", "trainer.tensor_model_parallel_size=2", "trainer.recompute=full"]
+    assert open_run("arithmetic", [here, *divided])[0].trainer.data_parallel_size == 2
+
+
 def test_a_run_whose_rate_falls_to_its_end_is_not_continued_for_longer_without_saying_how(tmp_path: Path) -> None:
     here = [f"runs_dir={tmp_path}", "trainer.lr_scheduler_type=cosine"]
     open_run("arithmetic", here)
