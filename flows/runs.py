@@ -29,6 +29,7 @@ MAY_CHANGE = {
     "trainer.max_tokens_per_micro_batch",
     "trainer.recompute",
     "trainer.offload",
+    "trainer.reshardable_checkpoints",
 }
 """What a run may be continued under a new value of: fields of the configuration, or keys of one."""
 

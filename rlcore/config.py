@@ -177,6 +177,8 @@ class TrainerConfig(Layout, OptimizerSettings):
     """Train the responses to a prompt in one sequence after it, each seeing the prompt and itself."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations that the backward pass computes again instead of keeping: attention weights, or whole layers."""
+    reshardable_checkpoints: bool = False
+    """Save so that any layout can load it, also where every rank holds the whole model: in more time and memory."""
     offload: bool = False
     """Keep weights and optimizer in host memory while the engine generates: for a GPU that both share."""
 

@@ -297,7 +297,8 @@ class Learner(ABC):
     @property
     def _sharding(self) -> Sharding:
         """A model that every rank holds whole is saved in a third of the time and half of the memory."""
-        return "fully_reshardable" if self.settings.divides_model else "dp_reshardable"
+        reshardable = self.settings.reshardable_checkpoints or self.settings.divides_model
+        return "fully_reshardable" if reshardable else "dp_reshardable"
 
     def _totals(self, batch: pl.DataFrame, rows: list[int]) -> Totals:
         return Totals.of(batch[rows], self.config.rollout.response_length)

@@ -65,7 +65,7 @@ def check_layout(directory: Path, saved: Layout, wanted: Layout, sharding: Shard
     if sharding == "dp_reshardable" and wanted.divides_model:
         raise CheckpointFailed(
             f"{directory} was saved by ranks that each held the whole model, which only such ranks can load: "
-            "set tensor, pipeline and expert parallelism to 1"
+            "go on in such a layout until a checkpoint is saved with trainer.reshardable_checkpoints=true"
         )
     if (saved.expert_model_parallel_size > 1) != (wanted.expert_model_parallel_size > 1):
         raise CheckpointFailed(

@@ -227,6 +227,23 @@ def test_a_checkpoint_goes_on_in_another_layout(
         assert_trained_alike(trained[0][name], trained[1][name], name)
 
 
+def test_one_rank_saves_for_several_where_it_is_told_to(models: dict[str, Path], tmp_path: Path) -> None:
+    settings = config(models["qwen3"], {"reshardable_checkpoints": True})
+    trainer = TrainerRank(settings)
+    trainer.update(1, "1", train_batch(seed=1))
+    (tmp_path / "checkpoint").mkdir()
+    trainer.save_checkpoint(str(tmp_path / "checkpoint"))
+    trainer.export_weights(str(tmp_path / "one"))
+    calls: list[Call] = [
+        ("load_checkpoint", (str(tmp_path / "checkpoint"),)),
+        ("export_weights", (str(tmp_path / "two"),)),
+    ]
+    run_world((TrainerRank, config(models["qwen3"], LAYOUTS["tp2"]), calls))
+    one, two = load_file(tmp_path / "one"), load_file(tmp_path / "two")
+    assert one.keys() == two.keys()
+    assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
+
+
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
