@@ -242,7 +242,8 @@ def test_workers_that_could_not_start_are_started_by_the_next_call(
 
 
 def test_a_call_broken_off_in_the_middle_leaves_no_outcome_to_the_next() -> None:
-    with closing(RewardRouter(REWARDS, processes=1)) as router:
+    unhurried = {"arithmetic": RewardConfig(grader="math", timeout_seconds=60)}
+    with closing(RewardRouter(unhurried, processes=1)) as router:
         router.grade(responses(("arithmetic", "5", "5")))
         interrupt = threading.Timer(1, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
         interrupt.start()
