@@ -1,9 +1,12 @@
-"""What the engine tests share: a configuration around a model, and requests."""
+"""What the engine tests share: a configuration around a model, requests, and what transformers says of a response."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rlcore.config import Config
 from rlcore.generation.interface import GenerationRequest
@@ -49,3 +52,17 @@ def requests(
         )
         for index in range(count)
     ]
+
+
+def reference_logits(model: Path, prompt_ids: list[int], response_ids: list[int]) -> torch.Tensor:
+    """Transformers' logits (T, V) of the positions that predict the response."""
+    network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with torch.no_grad():
+        logits: torch.Tensor = network(torch.tensor([[*prompt_ids, *response_ids]])).logits[0]
+    return logits[len(prompt_ids) - 1 : -1]
+
+
+def reference_logprobs(model: Path, prompt_ids: list[int], response_ids: list[int], temperature: float) -> torch.Tensor:
+    """Transformers' log-probabilities (T,) of the response."""
+    logprobs = (reference_logits(model, prompt_ids, response_ids) / temperature).log_softmax(-1)
+    return logprobs.gather(-1, torch.tensor(response_ids)[:, None])[:, 0]

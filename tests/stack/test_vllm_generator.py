@@ -21,7 +21,6 @@ import pytest
 import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rlcore.config import Config
 from rlcore.generation.interface import Generation, GenerationRequest
@@ -30,7 +29,7 @@ from rlcore.reports import SyncReport
 from rlcore.sync_check import SyncFailed, Transfer, check_sync
 from rlcore.trainer.rank import TrainerRank
 from tests.stack.conftest import save_tiny_llama
-from tests.stack.generation import engine_config, requests
+from tests.stack.generation import engine_config, reference_logits, reference_logprobs, requests
 from tests.stack.training import Call, run_world, train_batch, trainer_config
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
@@ -93,19 +92,6 @@ def _tokens(generations: list[Generation]) -> list[tuple[list[int], list[float]]
     return [(generation.response_ids, generation.logprobs) for generation in generations]
 
 
-def _reference_logits(model: Path, prompt_ids: list[int], response_ids: list[int]) -> torch.Tensor:
-    """Transformers' logits (T, V) of the positions that predict the response."""
-    network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    with torch.no_grad():
-        logits: torch.Tensor = network(torch.tensor([[*prompt_ids, *response_ids]])).logits[0]
-    return logits[len(prompt_ids) - 1 : -1]
-
-
-def _reference(model: Path, prompt_ids: list[int], response_ids: list[int], temperature: float) -> torch.Tensor:
-    logprobs = (_reference_logits(model, prompt_ids, response_ids) / temperature).log_softmax(-1)
-    return logprobs.gather(-1, torch.tensor(response_ids)[:, None])[:, 0]
-
-
 async def test_logprobs_are_of_the_distribution_sampled_from(engine: VLLMGenerator, model_a: Path) -> None:
     batch = [
         request
@@ -113,7 +99,9 @@ async def test_logprobs_are_of_the_distribution_sampled_from(engine: VLLMGenerat
         for request in requests(2, max_tokens=24, temperature=temperature, prefix=f"t{temperature}-")
     ]
     for request, generation in zip(batch, await engine.generate(batch), strict=True):
-        expected = _reference(model_a, list(request.prompt_ids), generation.response_ids, request.temperature or 1.0)
+        expected = reference_logprobs(
+            model_a, list(request.prompt_ids), generation.response_ids, request.temperature or 1.0
+        )
         torch.testing.assert_close(torch.tensor(generation.logprobs), expected, atol=TOLERANCE, rtol=0)
         assert generation.request_id == request.request_id
 
@@ -121,7 +109,7 @@ async def test_logprobs_are_of_the_distribution_sampled_from(engine: VLLMGenerat
 async def test_greedy_takes_the_likeliest_token(engine: VLLMGenerator, model_a: Path) -> None:
     batch = requests(2, max_tokens=24, temperature=0.0)
     for request, generation in zip(batch, await engine.generate(batch), strict=True):
-        logits = _reference_logits(model_a, list(request.prompt_ids), generation.response_ids)
+        logits = reference_logits(model_a, list(request.prompt_ids), generation.response_ids)
         assert generation.response_ids == logits.argmax(-1).tolist()
 
 
@@ -131,7 +119,7 @@ async def test_sampled_tokens_follow_the_whole_distribution(engine: VLLMGenerato
     prompt_ids = requests(1)[0].prompt_ids
     batch = [GenerationRequest(f"draw{seed}", prompt_ids, 1, temperature, seed) for seed in range(samples)]
     drawn = torch.tensor([generation.logprobs[0] for generation in await engine.generate(batch)])
-    logprobs = (_reference_logits(model_a, list(prompt_ids), [0])[0] / temperature).log_softmax(-1)
+    logprobs = (reference_logits(model_a, list(prompt_ids), [0])[0] / temperature).log_softmax(-1)
     entropy = -(logprobs.exp() * logprobs).sum()
     spread = ((logprobs.exp() * logprobs**2).sum() - entropy**2).sqrt()
     assert abs(drawn.mean() + entropy) < 4 * spread / samples**0.5
@@ -156,7 +144,7 @@ async def test_score_equals_transformers_at_any_temperature_and_the_engines_own_
     prompt_ids, response_ids = list(batch[0].prompt_ids), generations[0].response_ids
     for temperature in (0.7, 1.0, 1.6):
         scored = torch.tensor(await engine.score(prompt_ids, response_ids, temperature))
-        expected = _reference(model_a, prompt_ids, response_ids, temperature)
+        expected = reference_logprobs(model_a, prompt_ids, response_ids, temperature)
         torch.testing.assert_close(scored, expected, atol=TOLERANCE, rtol=0)
     own = torch.tensor(await engine.score(prompt_ids, response_ids, 1.0))
     torch.testing.assert_close(own, torch.tensor(generations[0].logprobs), atol=1e-5, rtol=0)
@@ -254,7 +242,7 @@ async def test_a_request_that_lives_through_an_update_has_the_version_of_each_to
         assert generation.policy_versions == [0] * switch + [3] * (len(generation.response_ids) - switch)
         assert generation.response_ids[:switch] == whole.response_ids[:switch]
         prompt_ids, response_ids = list(request.prompt_ids), generation.response_ids
-        old, new = (_reference(model, prompt_ids, response_ids, 1.0) for model in (model_a, model_b))
+        old, new = (reference_logprobs(model, prompt_ids, response_ids, 1.0) for model in (model_a, model_b))
         expected = torch.cat([old[:switch], new[switch:]])
         torch.testing.assert_close(torch.tensor(generation.logprobs), expected, atol=TOLERANCE, rtol=0)
 
