@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -259,12 +259,16 @@ def stop(services: Services) -> list[str]:
         if process is None:
             continue
         stopped.append(service.name)
-        family = [process, *process.children(recursive=True)]
-        process.terminate()
+        # Between being found and being ended any of them may end by itself.
+        family = [process]
+        with suppress(psutil.NoSuchProcess):
+            family += process.children(recursive=True)
+            process.terminate()
         psutil.wait_procs([process], timeout=STOP_SECONDS)
         _, alive = psutil.wait_procs(family, timeout=2.0)
         for survivor in alive:
-            survivor.kill()
+            with suppress(psutil.NoSuchProcess):
+                survivor.kill()
         psutil.wait_procs(alive, timeout=STOP_SECONDS)
     return stopped
 

@@ -60,6 +60,28 @@ def test_stop_leaves_a_process_alone_that_only_has_the_number_of_one_of_ours() -
         process.wait()
 
 
+def test_stop_goes_on_when_a_process_ends_before_it_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = "[sys.executable, '-c', 'import time; time.sleep(60)']"
+    process, service = started(f"import subprocess, sys, time; subprocess.Popen({child}); time.sleep(60)")
+    other, other_service = started("import time; time.sleep(60)")
+
+    wait = psutil.wait_procs
+
+    def wait_and_end_what_is_left(processes: list[psutil.Process], timeout: float) -> tuple[list[psutil.Process], list[psutil.Process]]:
+        for left in processes:
+            if left.is_running():
+                subprocess.run(["kill", "-9", str(left.pid)], check=False)
+        process.wait()
+        wait(processes, timeout=10)
+        return [], processes
+
+    with monkeypatch.context() as patched:
+        patched.setattr(services.psutil, "wait_procs", wait_and_end_what_is_left)
+        assert services.stop(recording(service)) == ["test"]
+    assert services.stop(recording(other_service)) == ["test"]
+    assert other.poll() is not None
+
+
 def test_what_died_is_not_taken_for_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLVR_CACHE", str(tmp_path))
     process, service = started("pass")
