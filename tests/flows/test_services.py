@@ -67,7 +67,9 @@ def test_stop_goes_on_when_a_process_ends_before_it_is_killed(monkeypatch: pytes
 
     wait = psutil.wait_procs
 
-    def wait_and_end_what_is_left(processes: list[psutil.Process], timeout: float) -> tuple[list[psutil.Process], list[psutil.Process]]:
+    def wait_and_end_what_is_left(
+        processes: list[psutil.Process], timeout: float
+    ) -> tuple[list[psutil.Process], list[psutil.Process]]:
         for left in processes:
             if left.is_running():
                 subprocess.run(["kill", "-9", str(left.pid)], check=False)
