@@ -31,7 +31,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from rlcore.cluster.residents import QUIET_THREADS, STEADY_MEMORY
+from rlcore.cluster.residents import STEADY_MEMORY, WAKEFUL_THREADS
 from rlcore.compose import REPOSITORY, compose
 from rlcore.config import Config
 from rlcore.data.datasets import load_prompts
@@ -146,7 +146,7 @@ def train_with_trl(python: Path, config: Config, scratch: Path) -> Training:
     }
     (scratch / "settings.json").write_text(json.dumps(settings))
     threads = {"OMP_NUM_THREADS": str(config.hardware.trainer_threads)}
-    environment = {**os.environ, **QUIET_THREADS, **STEADY_MEMORY, **threads, "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, **WAKEFUL_THREADS, **STEADY_MEMORY, **threads, "PYTHONPATH": str(REPOSITORY)}
     script = REPOSITORY / "benchmarks" / "processes" / "trl_grpo.py"
     progress = scratch / "progress.jsonl"
     command = [python, script, scratch / "settings.json", progress]

@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlcore.batches import TrainBatch, validate
-from rlcore.cluster.residents import QUIET_THREADS, STEADY_MEMORY
+from rlcore.cluster.residents import STEADY_MEMORY, WAKEFUL_THREADS
 from rlcore.compose import compose, dump
 from rlcore.config import Config
 from rlcore.data.prompts import training_sampler
@@ -133,7 +133,7 @@ def run(variant: str, config: Config, cases: list[Case], steps: int, scratch: Pa
 def start(config: Config, script: str, *arguments: object) -> None:
     """Run a script of processes/ to its end in the environment of a trainer's actor."""
     threads = {"OMP_NUM_THREADS": str(config.hardware.trainer_threads)}
-    environment = {**os.environ, **QUIET_THREADS, **STEADY_MEMORY, **threads, "TQDM_DISABLE": "1"}
+    environment = {**os.environ, **WAKEFUL_THREADS, **STEADY_MEMORY, **threads, "TQDM_DISABLE": "1"}
     # Megatron warns of every CUDA library that is missing.
     command = [sys.executable, "-W", "ignore", str(PROCESSES / script), *map(str, arguments)]
     subprocess.run(command, env=environment, check=True)

@@ -24,6 +24,12 @@ QUIET_THREADS = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "RAY_DEDUP_LOGS": "0",
 }
+WAKEFUL_THREADS = {
+    # To wake a thread takes longer than most operations on a micro-batch: they wait some 0.2 ms for the next one.
+    # GNU's OpenMP forgets the number where it counts more threads than cores, unless the policy is active.
+    "OMP_WAIT_POLICY": "ACTIVE",
+    "GOMP_SPINCOUNT": "20000",
+}
 STEADY_MEMORY = {
     # Activations are freed and asked for again at every micro-batch: all but the largest stay in the heap, where
     # they cost no page faults. The largest would leave holes in it that nothing fits.

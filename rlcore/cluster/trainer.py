@@ -9,7 +9,7 @@ import polars as pl
 import ray
 
 from rlcore.cluster.ranks import World, end_world, world
-from rlcore.cluster.residents import QUIET_THREADS, STEADY_MEMORY
+from rlcore.cluster.residents import QUIET_THREADS, STEADY_MEMORY, WAKEFUL_THREADS
 from rlcore.config import Config
 from rlcore.reports import UpdateReport
 from rlcore.store import RunStore
@@ -111,6 +111,9 @@ def rank_group(role: Role[G], config: Config, store: RunStore) -> G:
         return (config, rank, address, port, *role.options)
 
     threads = {"OMP_NUM_THREADS": str(config.hardware.trainer_threads)}
+    if config.trainer.world_size == 1:
+        # Several ranks on a machine may have more threads than it has cores.
+        threads |= WAKEFUL_THREADS
     ranks = world(
         role.name,
         store.run_id,

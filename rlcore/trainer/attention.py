@@ -11,20 +11,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
+from rlcore.trainer.blocks import LONGEST_EXPLICIT, SameMemory, attend_blocks, placed, tree_mask, weigh
 from rlcore.trainer.context import gather_sequence, places
-
-LONGEST_EXPLICIT = 1024
-"""Longest tree, in tokens, whose attention weights a CPU writes out: up to there two matrix products are faster than
-torch's fused kernel, beyond it they are not, and their memory is quadratic."""
-
-
-def tree_mask(branches: Tensor) -> Tensor:
-    """(L, L) bool: which keys each query of a tree sees, from its (L,) branches: earlier ones of prompt and own branch.
-
-    Branch 0 is the prompt.
-    """
-    same = (branches[:, None] == branches[None, :]) | (branches[None, :] == 0)
-    return same.tril()
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -46,8 +34,33 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
         return fused[0]
     shared = query.shape[0] // groups
     bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, float("-inf")).repeat(shared, 1)
-    scores = torch.baddbmm(bias, query.reshape(groups, -1, query.shape[2]), key.transpose(1, 2), alpha=scale)
-    return torch.bmm(scores.softmax(-1), value).view_as(query)
+    return weigh(query.reshape(groups, -1, query.shape[2]), key, value, bias, scale).view_as(query)
+
+
+def attend_trees(query: Tensor, key: Tensor, value: Tensor, layout: Tensor, scale: float) -> Tensor:
+    """softmax(scale·q·kᵀ) v inside the trees of a layout (2, S), one tree after the other.
+
+    Args:
+        query: (S / ranks, heads, D), this context-parallel rank's part.
+        key, value: (S, groups, D).
+
+    Returns:
+        (S / ranks, heads, D).
+    """
+    query, key, value = (heads.transpose(0, 1) for heads in (query, key, value))
+    numbers, branches = layout
+    lengths = torch.unique_consecutive(numbers, return_counts=True)[1].tolist()
+    masks = [tree_mask(tree) for tree in branches.split(lengths)]
+    group, own_lengths = parallel_state.get_context_parallel_group(), lengths
+    if group.size() > 1:
+        own = places(len(numbers), group.rank(), group.size()).to(layout.device)
+        own_lengths = torch.bincount(numbers[own], minlength=len(lengths)).tolist()
+        starts = torch.tensor([0, *lengths[:-1]]).cumsum(0).tolist()
+        masks = [mask[rows - start] for mask, rows, start in zip(masks, own.split(own_lengths), starts, strict=True)]
+    trees = zip(
+        query.split(own_lengths, dim=1), key.split(lengths, dim=1), value.split(lengths, dim=1), masks, strict=True
+    )
+    return torch.cat([attend(*tree, scale) for tree in trees], dim=1).transpose(0, 1)
 
 
 class TreeAttention(MegatronModule):
@@ -64,21 +77,13 @@ class TreeAttention(MegatronModule):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, layout: Tensor, **kwargs: Any) -> Tensor:
         group = parallel_state.get_context_parallel_group()
-        key, value = (gather_sequence(heads, group).squeeze(1).transpose(0, 1) for heads in (key, value))
-        query = query.squeeze(1).transpose(0, 1)
-        numbers, branches = layout
-        lengths = torch.unique_consecutive(numbers, return_counts=True)[1].tolist()
-        masks = [tree_mask(tree) for tree in branches.split(lengths)]
-        own_lengths = lengths
-        if group.size() > 1:
-            own = places(len(numbers), group.rank(), group.size()).to(layout.device)
-            own_lengths = torch.bincount(numbers[own], minlength=len(lengths)).tolist()
-            starts = torch.tensor([0, *lengths[:-1]]).cumsum(0).tolist()
-            masks = [
-                mask[rows - start] for mask, rows, start in zip(masks, own.split(own_lengths), starts, strict=True)
-            ]
-        trees = zip(
-            query.split(own_lengths, dim=1), key.split(lengths, dim=1), value.split(lengths, dim=1), masks, strict=True
-        )
-        attended = torch.cat([attend(*tree, self.scale) for tree in trees], dim=1)
-        return attended.transpose(0, 1).reshape(query.shape[1], 1, -1)
+        query, key, value = query.squeeze(1), *(gather_sequence(heads, group).squeeze(1) for heads in (key, value))
+        heads, groups = query.shape[1], key.shape[1]
+        blocks = None
+        if not layout.is_cuda and group.size() == 1:
+            blocks = placed(SameMemory(layout), groups, heads // groups, query.dtype)
+        if blocks is not None:
+            attended = attend_blocks(query, key, value, blocks, self.scale)
+        else:
+            attended = attend_trees(query, key, value, layout, self.scale)
+        return attended.reshape(query.shape[0], 1, -1)

@@ -11,10 +11,12 @@ import ctypes
 import importlib
 import queue
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 MEGATRON_VERSION = "0.16.1"
 
@@ -61,9 +63,9 @@ def install() -> None:
     for name in SPELL_CUDA:
         importlib.import_module(name).torch = _TorchOnCpu()  # type: ignore[attr-defined]
     _answer_cuda_type_names()
-    _norms_under_sequence_parallelism()
     _experts_without_streams()
     _complete_distributed_optimizer()
+    _exchange_nothing_alone()
     _write_checkpoints_without_manager()
     _installed = True
 
@@ -120,23 +122,6 @@ def _answer_cuda_type_names() -> None:
         return name
 
     torch.Tensor.type = answer  # type: ignore[assignment,method-assign]
-
-
-def _norms_under_sequence_parallelism() -> None:
-    """Torch's RMSNorm refuses it, but only its gradient needs to know: that is added up over the ranks of a mark."""
-    from megatron.core.transformer.torch_norm import WrappedTorchNorm
-
-    make = WrappedTorchNorm.__new__
-
-    def make_marked(cls: type, config: Any, hidden_size: int, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        marked, config.sequence_parallel = config.sequence_parallel, False
-        norm: torch.nn.Module = make(cls, config, hidden_size, *args, **kwargs)
-        config.sequence_parallel = marked
-        for parameter in norm.parameters():
-            parameter.sequence_parallel = marked  # type: ignore[attr-defined]
-        return norm
-
-    WrappedTorchNorm.__new__ = make_marked
 
 
 def _experts_without_streams() -> None:
@@ -196,6 +181,28 @@ def _complete_distributed_optimizer() -> None:
     DistributedOptimizer.load_state_dict = load_with_own_steps
     DistributedOptimizer._get_main_param_and_optimizer_states = get_states_without_step
     DistributedOptimizer._set_main_param_and_optimizer_states = set_states
+
+
+def _exchange_nothing_alone() -> None:
+    """One data-parallel rank keeps its gradients and weights where they are.
+
+    gloo copies them, in threads whose OpenMP pools together with torch's are more threads than cores: idle ones then
+    sleep at once instead of waiting for the next operation.
+    """
+    from megatron.core.distributed import param_and_grad_buffer
+
+    def alone(collective: Callable[..., Any]) -> Callable[..., Any]:
+        def exchange(output: torch.Tensor, part: torch.Tensor, *, group: dist.ProcessGroup, **kwargs: Any) -> Any:
+            if group.size() > 1:
+                return collective(output, part, group=group, **kwargs)
+            if output.data_ptr() != part.data_ptr():
+                output.copy_(part)
+            return None
+
+        return exchange
+
+    for name in ("dist_reduce_scatter_func", "dist_all_gather_func"):
+        setattr(param_and_grad_buffer, name, alone(getattr(param_and_grad_buffer, name)))
 
 
 def _write_checkpoints_without_manager() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,12 +14,16 @@ from mbridge.core.bridge import Bridge
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from transformers import AutoConfig, PretrainedConfig
 
 from rlcore.config import TrainerConfig
 from rlcore.trainer.attention import TreeAttention
+from rlcore.trainer.elementwise import RMSNorm, SwiGLU
 from rlcore.trainer.layout import Layout
 from rlcore.trainer.model import ResponseScorer, ValueModel
 
@@ -29,6 +33,7 @@ CPU_ARGUMENTS = {
     "persist_layer_norm": False,
     "bias_activation_fusion": False,
     "bias_dropout_fusion": False,
+    "use_te_activation_func": True,  # Which is whatever the specification of the layers names.
     "moe_grouped_gemm": False,
 }
 """Settings of TransformerConfig without CUDA kernels."""
@@ -141,11 +146,37 @@ def _name_local_experts(bridge: Bridge) -> None:
 
 
 def _layers(config: TransformerConfig, stage: int | None) -> TransformerBlockSubmodules:
-    """Megatron's layers of this pipeline stage, with attention over trees."""
-    layers = get_gpt_decoder_block_spec(config, use_transformer_engine=torch.cuda.is_available(), vp_stage=stage)
+    """Megatron's layers of this pipeline stage, with attention over trees; without CUDA our own norms and gates too."""
+    cuda = torch.cuda.is_available()
+    layers = get_gpt_decoder_block_spec(config, use_transformer_engine=cuda, vp_stage=stage)
     for layer in layers.layer_specs:
         layer.submodules.self_attention.submodules.core_attention = TreeAttention
+        if not cuda:
+            _replace(layer.submodules, WrappedTorchNorm, RMSNorm)
+            for mlp in _mlps(layer.submodules.mlp):
+                mlp.activation_func = SwiGLU
+    if not cuda:
+        layers.layer_norm = RMSNorm
     return layers
+
+
+def _replace(submodules: Any, module: type, by: type) -> None:
+    """Everywhere in a specification."""
+    for name, value in vars(submodules).items():
+        if value is module:
+            setattr(submodules, name, by)
+        elif isinstance(value, ModuleSpec) and value.submodules is not None:
+            _replace(value.submodules, module, by)
+
+
+def _mlps(spec: ModuleSpec) -> Iterator[MLPSubmodules]:
+    """A layer's, or its experts'."""
+    if isinstance(spec.submodules, MLPSubmodules):
+        yield spec.submodules
+        return
+    for part in vars(spec.submodules).values():
+        if isinstance(part, ModuleSpec):
+            yield from _mlps(part)
 
 
 def check_division(hf_config: PretrainedConfig, layout: Layout, directory: Path) -> None:

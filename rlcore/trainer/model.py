@@ -8,14 +8,15 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.transformer import attention
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from rlcore.trainer.context import choose, unite
+from rlcore.trainer.elementwise import rotate, rotation
 from rlcore.trainer.vocabulary import score_tokens
 
-HEAD_CHUNK = 256
-"""Response positions whose logits exist at the same time."""
+# Megatron's own computes cosines and sines of all positions in every layer, twice.
+attention.apply_rotary_pos_emb = lambda heads, by, **kwargs: rotate(heads, by)
 
 
 class TreeModel(GPTModel):
@@ -28,13 +29,6 @@ class TreeModel(GPTModel):
     hidden states.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if self.post_process and self.config.sequence_parallel and self.output_layer is not None:
-            # It sees chosen places of the whole sequence, which is gathered before.
-            self.output_layer.sequence_parallel = False
-            self.output_layer.allreduce_dgrad = True
-
     def _score(self, hidden: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """(n,) outputs from the hidden states (n, H) of chosen places and their tokens (n,)."""
         raise NotImplementedError
@@ -42,7 +36,8 @@ class TreeModel(GPTModel):
     def _preprocess(self, input_ids: torch.Tensor, position_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         decoder_input, _, *others = super()._preprocess(input_ids, position_ids, *args, **kwargs)
         positions = position_ids[0]
-        return decoder_input, self.rotary_pos_emb.get_emb(int(positions.max()) + 1)[positions], *others
+        angles = self.rotary_pos_emb.get_emb(int(positions.max()) + 1)[positions]
+        return decoder_input, rotation(angles), *others
 
     def _postprocess(
         self,
@@ -68,8 +63,7 @@ class ResponseScorer(TreeModel):
     """Returns log-probabilities of chosen tokens instead of logits of all positions.
 
     Two outputs: the label's log-probability, and the entropy of the distribution, both at `temperature`. The entropy
-    has a gradient where `entropy_gradient`. Logits are computed HEAD_CHUNK positions at a time, and once more in the
-    backward pass.
+    has a gradient where `entropy_gradient`.
     """
 
     def __init__(self, *args: Any, temperature: float, entropy_gradient: bool, **kwargs: Any) -> None:
@@ -78,19 +72,15 @@ class ResponseScorer(TreeModel):
         self.entropy_gradient = entropy_gradient
 
     def _score(self, hidden: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        chunks = [
-            checkpoint(self._score_chunk, *chunk, use_reentrant=False)
-            for chunk in zip(hidden.split(HEAD_CHUNK), tokens.split(HEAD_CHUNK), strict=True)
-        ]
-        return tuple(torch.cat(outputs) for outputs in zip(*chunks, strict=True))
-
-    def _score_chunk(self, hidden: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
-        logits = self.output_layer(hidden.unsqueeze(1), weight=weight)[0].squeeze(1).float()
-        if self.temperature != 1.0:
-            logits = logits / self.temperature
-        group = parallel_state.get_tensor_model_parallel_group()
-        return score_tokens(logits, tokens, group, entropy_gradient=self.entropy_gradient)
+        tied = self.share_embeddings_and_output_weights
+        return score_tokens(
+            hidden,
+            self.shared_embedding_or_output_weight() if tied else self.output_layer.weight,
+            tokens,
+            parallel_state.get_tensor_model_parallel_group(),
+            temperature=self.temperature,
+            entropy_gradient=self.entropy_gradient,
+        )
 
 
 class ValueModel(TreeModel):

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlcore.trainer import attention
-from rlcore.trainer.attention import attend, tree_mask
+from rlcore.trainer.attention import attend
+from rlcore.trainer.blocks import tree_mask
 
 HEADS, GROUPS, SIZE = 6, 2, 8
 

@@ -1,0 +1,84 @@
+"""Scores a tile of the vocabulary at a time are those of all logits together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlcore.algorithms import entropy_from_logits, logprobs_from_logits
+from rlcore.trainer import vocabulary
+from rlcore.trainer.vocabulary import score_tokens
+
+
+class Alone:
+    """A group of one rank."""
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 1
+
+
+ALONE: dist.ProcessGroup = Alone()  # type: ignore[assignment]
+HIDDEN, VOCABULARY = 6, 23
+
+
+def inputs(rows: int, seed: int, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = (torch.randn(rows, HIDDEN, generator=generator) * scale).requires_grad_()
+    weight = torch.randn(VOCABULARY, HIDDEN, generator=generator).requires_grad_()
+    return hidden, weight, torch.randint(VOCABULARY, (rows,), generator=generator)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=st.integers(1, 5),
+    tile=st.integers(1, 130),
+    temperature=st.sampled_from([1.0, 0.7]),
+    entropy_gradient=st.booleans(),
+    scale=st.sampled_from([0.1, 1.0, 100.0]),
+    seed=st.integers(0, 9),
+)
+def test_tiles_give_the_scores_of_all_logits_and_their_gradients(
+    rows: int, tile: int, temperature: float, entropy_gradient: bool, scale: float, seed: int
+) -> None:
+    hidden, weight, tokens = inputs(rows, seed, scale)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vocabulary, "TILE", {"cpu": tile})
+        ours = score_tokens(hidden, weight, tokens, ALONE, temperature=temperature, entropy_gradient=entropy_gradient)
+        logits = hidden @ weight.T / temperature
+        theirs = logprobs_from_logits(logits, tokens), entropy_from_logits(logits)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * max(scale, 1.0))
+        assert ours[1].requires_grad is entropy_gradient
+        losses = [
+            logprobs.sum() + (entropy.square().sum() if entropy_gradient else 0) for logprobs, entropy in (ours, theirs)
+        ]
+        gradients = [torch.autograd.grad(loss, (hidden, weight)) for loss in losses]
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4 * max(scale, 1.0))
+
+
+def test_a_logit_far_above_the_others_leaves_nothing_infinite() -> None:
+    hidden, weight, tokens = torch.full((2, 1), 300.0), torch.tensor([[1.0], [0.0], [-1.0]]), torch.tensor([0, 2])
+    logprobs, entropy = score_tokens(hidden, weight, tokens, ALONE, temperature=1.0, entropy_gradient=False)
+    assert logprobs.tolist() == [0.0, -600.0]
+    assert entropy.tolist() == [0.0, 0.0]
+
+
+def test_no_rows_have_no_scores_and_no_gradient() -> None:
+    hidden, weight, tokens = inputs(0, seed=0)
+    logprobs, _ = score_tokens(hidden, weight, tokens, ALONE, temperature=1.0, entropy_gradient=False)
+    logprobs.sum().backward()
+    assert logprobs.shape == (0,)
+    assert weight.grad is not None and not weight.grad.any()
+
+
+def test_without_a_gradient_for_the_weights_none_is_computed() -> None:
+    hidden, weight, tokens = inputs(3, seed=0)
+    logprobs, _ = score_tokens(hidden, weight.detach(), tokens, ALONE, temperature=1.0, entropy_gradient=False)
+    logprobs.sum().backward()
+    assert hidden.grad is not None
