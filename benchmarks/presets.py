@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,8 @@ BEGIN, END = "<!-- presets:begin -->", "<!-- presets:end -->"
 HELD_OUT = REPOSITORY / "configs" / "data" / "arithmetic.held_out.jsonl"
 PROMPTS = 8
 QUICK, QUICK_HELD_OUT = ("grpo", "rloo"), 8
-HEAD = "| preset | held-out accuracy | mean KL per update | entropy at the end | seconds |\n|---|---|---:|---:|---:|"
+COLUMNS = ("preset", "held-out accuracy", "mean KL per update", "entropy at the end", "seconds an iteration")
+HEAD = f"| {' | '.join(COLUMNS)} |\n|---|---|---:|---:|---:|"
 
 
 def main() -> None:
@@ -92,13 +94,14 @@ def figure(stores: Sequence[RunStore]) -> str:
 
 
 def row(store: RunStore) -> str:
-    """One line of the table: accuracies before and after, and what the updates reported."""
+    """One line of the table: accuracies before and after, what the updates reported, the median of the stages' time."""
     before, after = accuracies(store)
     trained = read_metrics(store.directory)[1:]
     kl = sum(one["train/approx_kl_k3"] for one in trained) / len(trained)
-    seconds = sum(sum(value for key, value in one.items() if key.startswith("seconds/")) for one in trained)
+    stages = [[value for key, value in one.items() if key.startswith("seconds/")] for one in trained]
+    seconds = statistics.median(map(sum, stages))
     entropy = trained[-1]["train/entropy"]
-    return f"| {store.directory.name} | {before:.2f} → {after:.2f} | {kl:.4f} | {entropy:.2f} | {seconds:.0f} |"
+    return f"| {store.directory.name} | {before:.2f} → {after:.2f} | {kl:.4f} | {entropy:.2f} | {seconds:.1f} |"
 
 
 def write(table: str) -> None:

@@ -71,7 +71,7 @@ def main() -> None:
     quick = parser.parse_args().quick
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
-        config, base = on_gpu(scratch) if torch.cuda.is_available() else (compose("arithmetic"), Case(16, 8, 10, 32))
+        config, base = on_gpu(scratch) if torch.cuda.is_available() else (compose("arithmetic"), Case(8, 8, 10, 32))
         if quick:
             base = Case(2, base.group, base.shortest, base.longest)
         (scratch / "config.yaml").write_text(dump(config))
@@ -79,7 +79,7 @@ def main() -> None:
         factors = (2,) if quick else (2, 4)
         grown = [base.scaled(prompts=factor) for factor in factors]
         longer = [base.scaled(length=factor) for factor in factors]
-        steps = 1 if quick else 5
+        steps = 1 if quick else 3
         results = {}
         for variant in VARIANTS:
             cases = [base, *grown, *longer] if variant == "shared" else [base]

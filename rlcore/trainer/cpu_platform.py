@@ -2,7 +2,7 @@
 
 Megatron-Core spells CUDA in many places: devices of new tensors, random states, type names. `install`
 replaces those spellings, once per process, for what this trainer uses: its parallel layouts over gloo, the
-distributed optimizer over torch's AdamW, and torch_dist checkpoints.
+distributed optimizer, and torch_dist checkpoints.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ def install() -> None:
         importlib.import_module(name).torch = _TorchOnCpu()  # type: ignore[attr-defined]
     _answer_cuda_type_names()
     _experts_without_streams()
-    _complete_distributed_optimizer()
     _exchange_nothing_alone()
     _write_checkpoints_without_manager()
     _installed = True
@@ -139,48 +138,6 @@ def _experts_without_streams() -> None:
     moe_utils.te_general_gemm = None
     MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = object()
     MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = to_host
-
-
-def _complete_distributed_optimizer() -> None:
-    """torch's AdamW keeps a `step` tensor per parameter, which the distributed optimizer half knows.
-
-    It cannot be saved before the first step, its `step` is not a tensor of the parameter's shape, and after
-    loading all parameters share one `step`, so that every parameter advances it: bias correction would be wrong.
-    """
-    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-
-    state_dict = DistributedOptimizer.state_dict
-    load_state_dict = DistributedOptimizer.load_state_dict
-    get_states = DistributedOptimizer._get_main_param_and_optimizer_states
-
-    def state_dict_with_state(self: Any) -> dict[str, Any]:
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                state = self.optimizer.state[parameter]
-                if not state:
-                    state["step"] = torch.zeros((), dtype=torch.float32)
-                    state["exp_avg"] = torch.zeros_like(parameter)
-                    state["exp_avg_sq"] = torch.zeros_like(parameter)
-        return state_dict(self)
-
-    def load_with_own_steps(self: Any, state: dict[str, Any]) -> None:
-        load_state_dict(self, state)
-        for parameter_state in self.optimizer.state.values():
-            parameter_state["step"] = parameter_state["step"].clone()
-
-    def get_states_without_step(self: Any, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        states = get_states(self, parameter)
-        return {key: value for key, value in states.items() if key != "step"}
-
-    @torch.no_grad()
-    def set_states(self: Any, parameter: torch.Tensor, states: dict[str, torch.Tensor]) -> None:
-        for key, value in get_states_without_step(self, parameter).items():
-            value.copy_(states[key])
-
-    DistributedOptimizer.state_dict = state_dict_with_state
-    DistributedOptimizer.load_state_dict = load_with_own_steps
-    DistributedOptimizer._get_main_param_and_optimizer_states = get_states_without_step
-    DistributedOptimizer._set_main_param_and_optimizer_states = set_states
 
 
 def _exchange_nothing_alone() -> None:

@@ -20,7 +20,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 from rlcore.config import Config, TrainerConfig
-from rlcore.trainer import cpu_platform
+from rlcore.trainer import cpu_platform, torch_adamw
 from rlcore.trainer.layout import Layout
 from rlcore.trainer.microbatches import MicroBatch, collate
 from rlcore.trainer.minibatches import optimizer_steps
@@ -70,6 +70,7 @@ class Learner(ABC):
             ValueError: a rank or port that cannot be.
         """
         cpu_platform.install()
+        torch_adamw.install()
         torch.set_num_threads(config.hardware.trainer_threads)
         self.config, self.settings, self.epochs = config, settings, epochs
         self.rank = rank

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ from rlcore.trainer.elementwise import RMSNorm, SwiGLU
 from rlcore.trainer.layout import Layout
 from rlcore.trainer.model import ResponseScorer, ValueModel
 
-CPU_ARGUMENTS = {
+LOCAL_ARGUMENTS = {
     "use_cpu_initialization": True,
     "masked_softmax_fusion": False,
     "persist_layer_norm": False,
@@ -36,7 +37,7 @@ CPU_ARGUMENTS = {
     "use_te_activation_func": True,  # Which is whatever the specification of the layers names.
     "moe_grouped_gemm": False,
 }
-"""Settings of TransformerConfig without CUDA kernels."""
+"""Settings of TransformerConfig for layers without Transformer Engine."""
 
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
@@ -99,7 +100,7 @@ def _load(
         calculate_per_token_loss=True,
         sequence_parallel=settings.sequence_parallel,
         **RECOMPUTE[settings.recompute],
-        **({} if cuda else CPU_ARGUMENTS),
+        **({} if uses_transformer_engine() else LOCAL_ARGUMENTS),
     )
     tied = hf_config.tie_word_embeddings
     head = "model.embed_tokens.weight" if tied else "lm_head.weight"
@@ -146,18 +147,23 @@ def _name_local_experts(bridge: Bridge) -> None:
 
 
 def _layers(config: TransformerConfig, stage: int | None) -> TransformerBlockSubmodules:
-    """Megatron's layers of this pipeline stage, with attention over trees; without CUDA our own norms and gates too."""
-    cuda = torch.cuda.is_available()
-    layers = get_gpt_decoder_block_spec(config, use_transformer_engine=cuda, vp_stage=stage)
+    """Megatron's layers of this pipeline stage, with attention over trees; local ones with norms and gates of ours."""
+    fused = uses_transformer_engine()
+    layers = get_gpt_decoder_block_spec(config, use_transformer_engine=fused, vp_stage=stage)
     for layer in layers.layer_specs:
         layer.submodules.self_attention.submodules.core_attention = TreeAttention
-        if not cuda:
+        if not fused:
             _replace(layer.submodules, WrappedTorchNorm, RMSNorm)
             for mlp in _mlps(layer.submodules.mlp):
                 mlp.activation_func = SwiGLU
-    if not cuda:
+    if not fused:
         layers.layer_norm = RMSNorm
     return layers
+
+
+def uses_transformer_engine() -> bool:
+    """On a GPU, where it is installed: requirements/gpu.txt has none, since it is compiled on the spot."""
+    return torch.cuda.is_available() and find_spec("transformer_engine") is not None
 
 
 def _replace(submodules: Any, module: type, by: type) -> None:

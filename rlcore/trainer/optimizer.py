@@ -41,9 +41,11 @@ def make_optimizer(
         use_distributed_optimizer=True,
     )
     optimizer = get_megatron_optimizer(settings, list(pieces))
-    for group in optimizer.param_groups:
-        # Torch's AdamW goes over each tensor once instead of a dozen times.
-        group["fused"] = True
+    for part in optimizer.chained_optimizers:
+        if isinstance(part.optimizer, torch.optim.AdamW):
+            for group in part.param_groups:
+                # It goes over each tensor once instead of a dozen times.
+                group["fused"] = True
     return optimizer
 
 
