@@ -17,6 +17,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn import functional
+
+from rlcore.trainer.vocabulary import embed
 
 MEGATRON_VERSION = "0.16.1"
 
@@ -58,6 +61,8 @@ def install() -> None:
             f"megatron-core {__version__} is installed; its CPU platform was made for {MEGATRON_VERSION}: "
             f"pip install megatron-core=={MEGATRON_VERSION}"
         )
+    from megatron.core.tensor_parallel import layers
+
     _replace_cuda_functions()
     _replace_random_states()
     for name in SPELL_CUDA:
@@ -65,6 +70,7 @@ def install() -> None:
     _answer_cuda_type_names()
     _experts_without_streams()
     _exchange_nothing_alone()
+    layers.F = _Functional()
     _write_checkpoints_without_manager()
     _installed = True
 
@@ -87,6 +93,17 @@ class _TorchOnCpu(ModuleType):
             return value(*args, **kwargs)
 
         return make
+
+
+class _Functional(ModuleType):
+    """torch.nn.functional, except that an embedding adds its gradient to Megatron's sum."""
+
+    def __init__(self) -> None:
+        super().__init__("torch.nn.functional")
+        self.embedding = embed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(functional, name)
 
 
 def _replace_cuda_functions() -> None:

@@ -1,4 +1,8 @@
-"""Log-probability and entropy of tokens from hidden states, a tile of the vocabulary at a time."""
+"""The vocabulary's two ends: embeddings of tokens, and their scores, a tile of the vocabulary at a time.
+
+The gradient of the weights is as large as they are, and in a micro-batch most rows of the embeddings' have none.
+Where Megatron keeps a float32 sum of a weight's gradients (`main_grad`), the two add theirs to it and give none back.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 TILE = {"cpu": 1 << 21, "cuda": 1 << 26}
 """Logits that exist at the same time: on a CPU they stay in its cache, and in the heap."""
@@ -36,6 +41,29 @@ def score_tokens(
     """
     scores: tuple[Tensor, Tensor] = _TokenScores.apply(hidden, weight, tokens, group, temperature, entropy_gradient)
     return scores
+
+
+def embed(tokens: Tensor, weight: Tensor) -> Tensor:
+    """(…, H) rows of the weight (V, H) for int64 tokens (…)."""
+    embedded: Tensor = _Embeddings.apply(tokens, weight)
+    return embedded
+
+
+class _Embeddings(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.weight_shape, ctx.main_grad = weight.shape, getattr(weight, "main_grad", None)
+        return functional.embedding(tokens, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None]:
+        (tokens,) = ctx.saved_tensors
+        (gradient,) = gradients
+        given = gradient.new_zeros(ctx.weight_shape) if ctx.main_grad is None else None
+        total = given if given is not None else ctx.main_grad
+        total.index_add_(0, tokens.flatten(), gradient.reshape(-1, gradient.shape[-1]).to(total.dtype))
+        return None, given
 
 
 class _TokenScores(torch.autograd.Function):
@@ -79,6 +107,7 @@ class _TokenScores(torch.autograd.Function):
             ctx.mark_non_differentiable(entropy)
         ctx.save_for_backward(hidden, weight, local, normalizer, entropy)
         ctx.group, ctx.temperature, ctx.entropy_gradient = group, temperature, entropy_gradient
+        ctx.main_grad = getattr(weight, "main_grad", None)
         return chosen - normalizer, entropy
 
     @staticmethod
@@ -86,7 +115,8 @@ class _TokenScores(torch.autograd.Function):
         hidden, weight, local, normalizer, entropy = ctx.saved_tensors
         of_logprob, of_entropy = (gradient / ctx.temperature for gradient in gradients)
         hidden_gradient = torch.zeros_like(hidden, dtype=torch.float32)
-        weight_gradient = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        weight_gradient = torch.zeros_like(weight) if ctx.needs_input_grad[1] and ctx.main_grad is None else None
+        total = ctx.main_grad if weight_gradient is None else weight_gradient
         for start, tile in _tiles(weight, len(hidden)):
             logprobs = _logits(hidden, tile, ctx.temperature).sub_(normalizer[:, None])
             if ctx.entropy_gradient:
@@ -98,8 +128,8 @@ class _TokenScores(torch.autograd.Function):
             place, here = _place(local, start, len(tile))
             gradient = gradient.scatter_add_(1, place, (of_logprob * here)[:, None]).to(hidden.dtype)
             hidden_gradient += gradient @ tile
-            if weight_gradient is not None:
-                torch.mm(gradient.t(), hidden, out=weight_gradient[start : start + len(tile)])
+            if ctx.needs_input_grad[1]:
+                total[start : start + len(tile)] += gradient.t() @ hidden
         if ctx.group.size() > 1:
             dist.all_reduce(hidden_gradient, group=ctx.group)
         return hidden_gradient.to(hidden.dtype), weight_gradient, None, None, None, None

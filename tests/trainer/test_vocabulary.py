@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlcore.algorithms import entropy_from_logits, logprobs_from_logits
 from rlcore.trainer import vocabulary
-from rlcore.trainer.vocabulary import score_tokens
+from rlcore.trainer.vocabulary import embed, score_tokens
 
 
 class Alone:
@@ -82,3 +82,29 @@ def test_without_a_gradient_for_the_weights_none_is_computed() -> None:
     logprobs, _ = score_tokens(hidden, weight.detach(), tokens, ALONE, temperature=1.0, entropy_gradient=False)
     logprobs.sum().backward()
     assert hidden.grad is not None
+
+
+def test_where_megatron_sums_a_weights_gradients_both_ends_add_theirs_to_the_sum() -> None:
+    hidden, weight, tokens = inputs(4, seed=0)
+
+    def loss() -> Tensor:
+        embedded = embed(tokens, weight)
+        logprobs, _ = score_tokens(hidden + embedded, weight, tokens, ALONE, temperature=1.0, entropy_gradient=False)
+        return logprobs.sum()
+
+    (expected,) = torch.autograd.grad(loss(), weight)
+    weight.main_grad = torch.ones_like(weight)  # type: ignore[attr-defined]
+    loss().backward()
+    assert weight.grad is None
+    torch.testing.assert_close(vars(weight)["main_grad"], expected + 1)
+
+
+def test_embeddings_have_the_gradient_of_torchs_with_tokens_that_come_twice() -> None:
+    weight = inputs(1, seed=0)[1]
+    tokens = torch.tensor([[3, 1, 3], [0, 3, 22]])
+    factor = torch.randn(2, 3, HIDDEN)
+    gradients = [
+        torch.autograd.grad((rows * factor).sum(), weight)[0]
+        for rows in (embed(tokens, weight), torch.nn.functional.embedding(tokens, weight))
+    ]
+    torch.testing.assert_close(*gradients)
