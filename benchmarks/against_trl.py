@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -73,18 +74,19 @@ class Training:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two steps of four prompts each, no accuracy")
+    parser.add_argument("--quick", action="store_true", help="two steps of two prompts each, side by side, no accuracy")
     parser.add_argument("--iterations", type=int, default=30)
     parser.add_argument("--eval-steps", type=int, default=3)
     arguments = parser.parse_args()
     settings = [f"iterations={arguments.iterations}", f"eval_steps={arguments.eval_steps}"]
     if arguments.quick:
-        settings = ["iterations=2", "eval_steps=0", "rollout.rollout_batch_size=4"]
+        settings = ["iterations=2", "eval_steps=0", "rollout.rollout_batch_size=2"]
     python = trl_environment()
-    with tempfile.TemporaryDirectory() as scratch:
-        ours = train_here(settings, scratch)
-        theirs = train_with_trl(python, compose("arithmetic", settings), Path(scratch))
-    report({f"TRL {TRL_VERSION}": theirs, "rlvr": ours})
+    # One after the other, so that each has the machine to itself.
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(2 if arguments.quick else 1) as executor:
+        ours = executor.submit(train_here, settings, scratch)
+        theirs = executor.submit(train_with_trl, python, compose("arithmetic", settings), Path(scratch))
+    report({f"TRL {TRL_VERSION}": theirs.result(), "rlvr": ours.result()})
 
 
 def trl_environment() -> Path:
