@@ -3,7 +3,7 @@
     python benchmarks/processes/trainer_step.py VARIANT STEPS RESULT.json CONFIG.yaml BATCH.parquet [BATCH.parquet ...]
 
 A step is a TrainBatch once through: forward passes, the clipped policy loss, backward passes, clipping of the
-gradient's norm, and AdamW on float32 main weights.
+gradient's norm, and AdamW on float32 main weights. STEPS of them are timed of the first batch, one of each other.
 """
 
 from __future__ import annotations
@@ -257,7 +257,10 @@ def peak_bytes() -> int:
 def main(variant: str, steps: str, result: str, config_file: str, *batches: str) -> None:
     config = load(Path(config_file))
     trainer = make_trainer(variant, config)
-    measured = [measure(trainer, config, pl.read_parquet(batch), int(steps)) for batch in batches]
+    measured = [
+        measure(trainer, config, pl.read_parquet(batch), 1 if number else int(steps))
+        for number, batch in enumerate(batches)
+    ]
     Path(result).write_text(json.dumps(measured))
 
 
