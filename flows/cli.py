@@ -135,6 +135,38 @@ def export_command(
 
 
 @app.command()
+def verify(run: RunName) -> None:
+    """Check every digest, schema, ledger line and checkpoint of a run; says what is wrong, and changes nothing."""
+    from rlcore.verification.run import verify_run
+
+    verification = verify_run(open_store(run), console)
+    verification.print(console)
+    sys.exit(1 if verification.wrong else 0)
+
+
+@app.command()
+def prune(
+    run: RunName,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
+) -> None:
+    """Delete what is not needed to go on with a run, after saying how much that is."""
+    from rlcore.pruning import megabytes, plan_pruning
+    from rlcore.pruning import prune as delete
+
+    store = open_store(run)
+    with console.status("reading the newest checkpoint"):
+        plan = plan_pruning(store)
+    if not plan.sizes:
+        console.print(f"{store.url}: nothing to delete", highlight=False, soft_wrap=True)
+        return
+    for line in plan.lines():
+        console.print(line, highlight=False, soft_wrap=True)
+    if yes or typer.confirm(f"delete {megabytes(plan.bytes)}?"):
+        delete(store, plan)
+        console.print(f"deleted {megabytes(plan.bytes)}", highlight=False)
+
+
+@app.command()
 def algorithms() -> None:
     """Policy losses, advantages and presets, with their options and sources."""
     from rlcore.catalogue import print_catalogue

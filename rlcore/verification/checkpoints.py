@@ -1,0 +1,32 @@
+"""The checkpoints against their manifests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+from rich.progress import track
+
+from rlcore.trainer.checkpoint import MANIFEST, CheckpointDamaged, verify
+from rlcore.verification.findings import reason
+
+Manifest = TypeAdapter(dict[str, str])
+
+
+def damages(checkpoint: Path, console: Console) -> list[str]:
+    """What is wrong with a checkpoint, one text for each file that is; shows how far the reading has come."""
+    manifest = checkpoint / MANIFEST
+    if not manifest.is_file():
+        return [f"it has no {MANIFEST}, and nothing that saves a checkpoint leaves it so"]
+    try:
+        names = sorted(Manifest.validate_json(manifest.read_bytes()))
+    except ValidationError as error:
+        return [f"{manifest} (the sha256 of every file, in JSON) {reason(error)}"]
+    found = []
+    for name in track(names, f"reading checkpoint {checkpoint.name}", console=console, transient=True):
+        try:
+            verify(checkpoint, within=name)
+        except CheckpointDamaged as damage:
+            found.append(str(damage))
+    return found
