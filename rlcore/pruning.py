@@ -87,12 +87,17 @@ def prune(store: RunStore, plan: PrunePlan) -> None:
     if plan.outputs or plan.checkpoints:
         record = Pruning(pruned_at=time.time(), outputs=plan.outputs, checkpoints=plan.checkpoints)
         store.append_line(PRUNED_FILE, record.model_dump_json())
-    for path in plan.sizes:
-        target = store.directory / path
-        if target.is_dir():
-            shutil.rmtree(target)
-        else:
-            target.unlink(missing_ok=True)
+    run = store.directory
+    for path in (run / name for name in plan.leftovers):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in (run / name for name in plan.outputs):
+        path.unlink(missing_ok=True)
+    for path in (run / _checkpoint(version) for version in plan.checkpoints):
+        # Whole or not at all: half a checkpoint would look like a damaged one.
+        deleted = path.with_name(f".{path.name}.replaced")
+        shutil.rmtree(deleted, ignore_errors=True)
+        path.rename(deleted)
+        shutil.rmtree(deleted)
 
 
 def _checkpoint(version: int) -> str:

@@ -18,13 +18,14 @@ def damages(checkpoint: Path, console: Console) -> list[str]:
     """What is wrong with a checkpoint, one text for each file that is; shows how far the reading has come."""
     manifest = checkpoint / MANIFEST
     if not manifest.is_file():
-        return [f"it has no {MANIFEST}, and nothing that saves a checkpoint leaves it so"]
+        return [f"has no {MANIFEST}, as a deletion leaves it that was interrupted"]
     try:
         names = sorted(Manifest.validate_json(manifest.read_bytes()))
     except ValidationError as error:
         return [f"{manifest} (the sha256 of every file, in JSON) {reason(error)}"]
     found = []
-    for name in track(names, f"reading checkpoint {checkpoint.name}", console=console, transient=True):
+    description = f"reading checkpoint {checkpoint.name}"
+    for name in track(names, description, console=console, transient=True, disable=not console.is_terminal):
         try:
             verify(checkpoint, within=name)
         except CheckpointDamaged as damage:

@@ -95,8 +95,8 @@ def gaps(lines: list[Line], config: Config) -> list[Finding]:
     return findings
 
 
-def foreign_inputs(lines: list[Line], newest_iteration: int) -> list[Finding]:
-    """Inputs of the lines that count which are not outputs of the lines that count."""
+def foreign_inputs(lines: list[Line], iteration_under_way: int | None) -> list[Finding]:
+    """Inputs of the newest line of each stage that are not the output of the newest line of another."""
     newest = {(line.entry.iteration, line.entry.stage): line for line in lines}
     made = {line.entry.output.path: line for line in newest.values()}
     findings = []
@@ -112,8 +112,8 @@ def foreign_inputs(lines: list[Line], newest_iteration: int) -> list[Finding]:
                 )
             else:
                 continue
-            again = line.entry.iteration == newest_iteration and source is not None
-            advice = "go on with the run: the stage is done again with what is recorded" if again else RESTORE
+            repeated = line.entry.iteration == iteration_under_way
+            advice = "go on with the run: the stage is done again" if repeated else RESTORE
             findings.append(Finding("inputs", line.where, what, advice))
     return findings
 
