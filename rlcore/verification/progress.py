@@ -34,7 +34,7 @@ class Progress:
         if self.under_way and iteration == self.newest:
             return "go on with the run: it is computed again, with everything after it"
         if stage in REPEATABLE and {(iteration, "generate"), (iteration, "reward")} <= {*intact}:
-            return f"delete it and run the iteration again, which computes it from what is there: {again(iteration)}"
+            return f"run the iteration again, which computes it from what is there: {again(iteration)}"
         if stage == "advantage" and iteration > max(self.good_checkpoints, default=0):
             return f"{RESTORE}: without it no trainer can be restored past version {iteration - 1}"
         if stage == "statistics" and iteration >= self.newest - 1:

@@ -21,7 +21,9 @@ from rlcore.batches import TrainBatch
 from rlcore.cluster.checkpoints import save_checkpoint
 from rlcore.cluster.policy import trainer_at, trainer_for_update
 from rlcore.cluster.residents import release
+from rlcore.compose import dump
 from rlcore.config import Config
+from rlcore.pruning import plan_pruning, prune
 from rlcore.store import RunStore
 from rlcore.trainer.checkpoint import CheckpointDamaged, published
 from tests.entries import ledger_entry
@@ -138,4 +140,24 @@ def test_where_no_checkpoint_is_good_the_error_says_how_to_start_from_the_beginn
     for checkpoint in published(store.directory / "checkpoints"):
         shutil.rmtree(checkpoint)
     assert process.submit(restore, config, store).result() == [f"trainer replays update {n}" for n in (1, 2, 3, 4)]
+    assert_uninterrupted(store)
+
+
+def test_after_a_pruning_the_trainer_comes_back_from_what_is_left(
+    process: ProcessPoolExecutor, run: tuple[Config, RunStore]
+) -> None:
+    config, store = run
+    store.write_bytes("config.yaml", dump(config).encode())
+    for number in range(1, UPDATES + 1):
+        entry = store.find(number, "update")
+        assert entry is not None
+        store.record(ledger_entry(number, "advantage", entry.inputs["batch"]))
+        store.append_line("metrics.jsonl", f'{{"iteration": {number}}}')
+    prune(store, plan_pruning(store))
+    assert [path.name for path in published(store.directory / "checkpoints")] == ["000003"]
+    assert [path.parent.name for path in store.directory.glob("iterations/*/*")] == ["000004"]
+    assert process.submit(restore, config, store).result() == [
+        f"trainer restored from {store.directory / 'checkpoints' / '000003'}",
+        "trainer replays update 4",
+    ]
     assert_uninterrupted(store)

@@ -64,9 +64,9 @@ def line_of(store: RunStore, iteration: int, stage: str) -> int:
     return [(entry.iteration, entry.stage) for entry in store.ledger()].index((iteration, stage))
 
 
-def rerecord(store: RunStore, iteration: int, stage: str, **changes: object) -> None:
+def rerecord(store: RunStore, iteration: int, recorded_stage: str, **changes: object) -> None:
     """A further line of a stage, with some fields changed."""
-    entry = store.find(iteration, stage)
+    entry = store.find(iteration, recorded_stage)
     assert entry is not None
     store.record(LedgerEntry.model_validate({**entry.model_dump(), **changes}))
 
@@ -224,7 +224,7 @@ def replace_output(store: RunStore, entry: LedgerEntry, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("lost", "advice"),
     [
-        ("iterations/000004/statistics.json", "delete it and run the iteration again"),
+        ("iterations/000004/statistics.json", "run the iteration again, which computes it"),
         ("iterations/000001/rollouts.parquet", "the run goes on without it"),
         ("iterations/000002/evaluation.parquet", "report.html does not have it"),
     ],
