@@ -29,5 +29,6 @@ def damages(checkpoint: Path, console: Console) -> list[str]:
         try:
             verify(checkpoint, within=name)
         except CheckpointDamaged as damage:
-            found.append(str(damage))
+            # In the words of the run directory, and without the advice to who loads it.
+            found.append(str(damage).replace(f"{checkpoint}/", "").rpartition(": ")[0])
     return found
