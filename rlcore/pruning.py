@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlcore.cluster.checkpoints import superseded
@@ -27,7 +27,7 @@ class PrunePlan:
     """sha256 recorded for each stage output."""
     checkpoints: list[int]
     leftovers: list[str]
-    sizes: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int]
     """Bytes of each of all of them."""
 
     @property
@@ -83,21 +83,23 @@ def plan_pruning(store: RunStore) -> PrunePlan:
 
 
 def prune(store: RunStore, plan: PrunePlan) -> None:
-    """Delete what is planned. It is recorded first: what is missing afterwards was pruned, not lost."""
+    """Delete what is planned. It is recorded first: what is missing afterwards was pruned, not lost.
+
+    What is gone by then, as the run went on, is passed over.
+    """
     if plan.outputs or plan.checkpoints:
         record = Pruning(pruned_at=time.time(), outputs=plan.outputs, checkpoints=plan.checkpoints)
         store.append_line(PRUNED_FILE, record.model_dump_json())
     run = store.directory
-    for path in (run / name for name in plan.leftovers):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    for path in (run / name for name in plan.outputs):
-        path.unlink(missing_ok=True)
+    for path in (run / name for name in (*plan.leftovers, *plan.outputs)):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     for path in (run / _checkpoint(version) for version in plan.checkpoints):
-        # Whole or not at all: half a checkpoint would look like a damaged one.
-        deleted = path.with_name(f".{path.name}.replaced")
-        shutil.rmtree(deleted, ignore_errors=True)
-        path.rename(deleted)
-        shutil.rmtree(deleted)
+        if path.is_dir():
+            # Whole or not at all: half a checkpoint would look like a damaged one.
+            deleted = path.with_name(f".{path.name}.replaced")
+            shutil.rmtree(deleted, ignore_errors=True)
+            path.rename(deleted)
+            shutil.rmtree(deleted)
 
 
 def _checkpoint(version: int) -> str:

@@ -52,8 +52,8 @@ class RecordedRun:
 
     def record_iteration(self, iteration: int, until: str | None = None) -> None:
         """All its stages, or those before `until`."""
-        plan, outputs = plan_iteration(self.config, iteration), {}
-        for stage, reads in plan.inputs.items():
+        outputs: dict[str, BatchRef] = {}
+        for stage, reads in plan_iteration(self.config, iteration).inputs.items():
             if stage == until:
                 return
             inputs = {"batch" if name == "advantage" else name: outputs[name] for name in reads}
@@ -78,7 +78,6 @@ class RecordedRun:
         return output
 
     def _write(self, iteration: int, stage: str) -> BatchRef:
-        version = iteration
         match stage:
             case "statistics":
                 return self.store.write_report(
@@ -86,12 +85,17 @@ class RecordedRun:
                 )
             case "update":
                 report = UpdateReport(
-                    iteration=iteration, policy_version=version, optimizer_steps=1, skipped=False, seconds=1, metrics={}
+                    iteration=iteration,
+                    policy_version=iteration,
+                    optimizer_steps=1,
+                    skipped=False,
+                    seconds=1,
+                    metrics={},
                 )
                 return self.store.write_report(iteration, stage, report)
             case "sync":
                 sync = SyncReport(
-                    policy_version=version,
+                    policy_version=iteration,
                     bytes=1,
                     export_seconds=1,
                     load_seconds=1,
@@ -101,8 +105,8 @@ class RecordedRun:
                 )
                 return self.store.write_report(iteration, stage, sync)
             case "checkpoint":
-                path = self.save_checkpoint(version)
-                saved = CheckpointReport(policy_version=version, path=f"checkpoints/{path.name}", bytes=2, seconds=1)
+                path = self.save_checkpoint(iteration)
+                saved = CheckpointReport(policy_version=iteration, path=f"checkpoints/{path.name}", bytes=2, seconds=1)
                 return self.store.write_report(iteration, stage, saved)
             case _:
                 name, schema = BATCHES[stage]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -115,6 +116,13 @@ def test_a_pruning_that_was_interrupted_is_recorded_and_goes_on(run: RecordedRun
     assert "is damaged" in finding.what
     prune_all(run.store)
     assert not path.exists() and verified(run.store).wrong == []
+
+
+def test_what_the_run_itself_deleted_after_the_plan_is_passed_over(run: RecordedRun) -> None:
+    plan = plan_pruning(run.store)
+    shutil.rmtree(run.store.directory / "checkpoints/000004")
+    prune(run.store, plan)
+    assert verified(run.store).wrong == []
 
 
 def test_a_damaged_newest_checkpoint_goes_and_the_batches_after_the_one_before_stay(run: RecordedRun) -> None:
