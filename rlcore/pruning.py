@@ -13,7 +13,7 @@ from rlcore.leftovers import last_touched, leftovers, size_of
 from rlcore.retention import PRUNED_FILE, Pruning, dispensable
 from rlcore.store import RunStore
 from rlcore.tracking.history import read_metrics
-from rlcore.trainer.checkpoint import newest_good, published
+from rlcore.trainer.checkpoint import delete_directory, newest_good, published
 
 ABANDONED_AFTER = 600.0
 """Seconds without a write after which nobody writes any more."""
@@ -95,11 +95,7 @@ def prune(store: RunStore, plan: PrunePlan) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     for path in (run / _checkpoint(version) for version in plan.checkpoints):
         if path.is_dir():
-            # Whole or not at all: half a checkpoint would look like a damaged one.
-            deleted = path.with_name(f".{path.name}.replaced")
-            shutil.rmtree(deleted, ignore_errors=True)
-            path.rename(deleted)
-            shutil.rmtree(deleted)
+            delete_directory(path)
 
 
 def _checkpoint(version: int) -> str:

@@ -12,7 +12,7 @@ from rlcore.cluster.trainer import CRITIC, TRAINER, CriticGroup, Role, TrainerGr
 from rlcore.reports import CheckpointReport, RunState
 from rlcore.store import RunStore
 from rlcore.tracking.history import read_metrics
-from rlcore.trainer.checkpoint import HUGGINGFACE, publish, published
+from rlcore.trainer.checkpoint import HUGGINGFACE, delete_directory, publish, published
 
 STATE = "state.json"
 """File of a checkpoint that holds the run's state, where there is one."""
@@ -64,7 +64,7 @@ def delete_superseded(store: RunStore, keep: int, best_by: str | None) -> None:
     checkpoints = {int(path.name): path for path in published(store.directory / "checkpoints")}
     scores = {int(row["iteration"]): row[best_by] for row in read_metrics(store.directory) if best_by in row}
     for version in superseded(checkpoints, keep, scores):
-        shutil.rmtree(checkpoints[version])
+        delete_directory(checkpoints[version])
 
 
 def superseded(versions: Collection[int], keep: int, scores: Mapping[int, float]) -> list[int]:

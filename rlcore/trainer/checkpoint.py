@@ -40,15 +40,22 @@ def replace_directory(staging: Path, final: Path) -> None:
     for path in (*_files(staging), *(path for path in staging.rglob("*") if path.is_dir()), staging):
         _fsync(path)
     final.parent.mkdir(parents=True, exist_ok=True)
-    if final.exists():
-        replaced = final.with_name(f".{final.name}.replaced")
-        shutil.rmtree(replaced, ignore_errors=True)
-        final.rename(replaced)
-        staging.rename(final)
+    replaced = _set_aside(final) if final.exists() else None
+    staging.rename(final)
+    if replaced is not None:
         shutil.rmtree(replaced)
-    else:
-        staging.rename(final)
     _fsync(final.parent)
+
+
+def delete_directory(directory: Path) -> None:
+    """Delete it whole or not at all: half a checkpoint would look like a damaged one."""
+    shutil.rmtree(_set_aside(directory))
+
+
+def _set_aside(directory: Path) -> Path:
+    aside = directory.with_name(f".{directory.name}.replaced")
+    shutil.rmtree(aside, ignore_errors=True)
+    return directory.rename(aside)
 
 
 def published(directory: str | Path) -> list[Path]:
@@ -91,7 +98,11 @@ def verify(path: str | Path, within: str = "") -> None:
     manifest = path / MANIFEST
     if not manifest.is_file():
         raise CheckpointDamaged(f"{path} has no {MANIFEST}: it was never finished, take another checkpoint")
-    for name, expected in json.loads(manifest.read_text()).items():
+    try:
+        files = json.loads(manifest.read_bytes())
+    except ValueError as error:
+        raise CheckpointDamaged(f"{manifest} is not JSON ({error}): take another checkpoint") from None
+    for name, expected in files.items():
         file = path / name
         if not Path(name).is_relative_to(within):
             continue

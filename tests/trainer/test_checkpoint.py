@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.trainer.checkpoint import MANIFEST, CheckpointDamaged, newest_good, publish, published, verify
+from rlcore.trainer import checkpoint
+from rlcore.trainer.checkpoint import (
+    MANIFEST,
+    CheckpointDamaged,
+    delete_directory,
+    newest_good,
+    publish,
+    published,
+    verify,
+)
 
 
 def staged(directory: Path, content: bytes = b"weights") -> Path:
@@ -42,6 +51,29 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "000001" / "state.json").unlink()
     with pytest.raises(CheckpointDamaged, match=r"state\.json is missing"):
         verify(tmp_path / "000001")
+
+
+@pytest.mark.parametrize("manifest", [b"", b'{"state.json": ', b"\xff"])
+def test_a_manifest_that_cannot_be_read_is_damage(tmp_path: Path, manifest: bytes) -> None:
+    publish(staged(tmp_path), tmp_path / "000001")
+    (tmp_path / "000001" / MANIFEST).write_bytes(manifest)
+    with pytest.raises(CheckpointDamaged, match=f"{MANIFEST} is not JSON"):
+        verify(tmp_path / "000001")
+
+
+def test_a_deletion_that_is_interrupted_leaves_no_half_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(staged(tmp_path), tmp_path / "000001")
+
+    def interrupted(directory: Path, **kwargs: bool) -> None:
+        if directory.exists():
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(checkpoint.shutil, "rmtree", interrupted)
+        delete_directory(tmp_path / "000001")
+    assert published(tmp_path) == []
 
 
 def test_a_directory_without_manifest_is_no_checkpoint(tmp_path: Path) -> None:
