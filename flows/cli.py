@@ -20,6 +20,7 @@ from rlcore.compose import compose, dump
 from rlcore.config_errors import ConfigError
 from rlcore.data.datasets import DatasetError
 from rlcore.export import ExportRefused, export_model
+from rlcore.ownership import RunBusy, owned
 from rlcore.plan import plan_iteration
 from rlcore.store import RunStore, StoreError
 from rlcore.trainer.checkpoint import CheckpointDamaged
@@ -35,6 +36,7 @@ USER_ERRORS = (
     DatasetError,
     ExportRefused,
     FileNotFoundError,
+    RunBusy,
     RunConflict,
     StoreError,
     services.ServiceError,
@@ -154,16 +156,17 @@ def prune(
     from rlcore.pruning import prune as delete
 
     store = open_store(run)
-    with console.status("reading the newest checkpoint"):
-        plan = plan_pruning(store)
-    if not plan.sizes:
-        console.print(f"{store.url}: nothing to delete", highlight=False, soft_wrap=True)
-        return
-    for line in plan.lines():
-        console.print(line, highlight=False, soft_wrap=True)
-    if yes or typer.confirm(f"delete {megabytes(plan.bytes)}?"):
-        delete(store, plan)
-        console.print(f"deleted {megabytes(plan.bytes)}", highlight=False)
+    with owned(store):
+        with console.status("reading the newest checkpoint"):
+            plan = plan_pruning(store)
+        if not plan.sizes:
+            console.print(f"{store.url}: nothing to delete", highlight=False, soft_wrap=True)
+            return
+        for line in plan.lines():
+            console.print(line, highlight=False, soft_wrap=True)
+        if yes or typer.confirm(f"delete {megabytes(plan.bytes)}?"):
+            delete(store, plan)
+            console.print(f"deleted {megabytes(plan.bytes)}", highlight=False)
 
 
 @app.command()

@@ -19,11 +19,11 @@ async def evaluate(config: str = "arithmetic", overrides: list[str] | None = Non
     Raises:
         StoreError: the run has no such policy.
     """
-    it = open_iteration(config, overrides or [], iteration)
-    synced = it.store.find(iteration, "sync")
-    if iteration > 0 and synced is None:
-        raise StoreError(f"{it.store.url} has no policy of iteration {iteration}: its sync is not in the ledger")
-    evaluated = stages.evaluate.submit(it, synced=synced.output if synced else None)
-    await await_stages(evaluated)
-    if iteration == 0:
-        await publish(it)
+    with open_iteration(config, overrides or [], iteration) as it:
+        synced = it.store.find(iteration, "sync")
+        if iteration > 0 and synced is None:
+            raise StoreError(f"{it.store.url} has no policy of iteration {iteration}: its sync is not in the ledger")
+        evaluated = stages.evaluate.submit(it, synced=synced.output if synced else None)
+        await await_stages(evaluated)
+        if iteration == 0:
+            await publish(it)

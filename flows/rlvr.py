@@ -31,26 +31,26 @@ async def rlvr(
         overrides: `key=value`, as on the command line.
         iteration: the first is 1.
     """
-    it = open_iteration(config, overrides or [], iteration)
-    planned = it.plan
-    if it.number == 1 and it.config.eval_steps:
-        await evaluate(config, overrides, iteration=0)
+    with open_iteration(config, overrides or [], iteration) as it:
+        planned = it.plan
+        if it.number == 1 and it.config.eval_steps:
+            await evaluate(config, overrides, iteration=0)
 
-    prompts = stages.sample.submit(it)
-    rollouts = stages.generate.submit(it, prompts=prompts)
-    rewards = stages.reward.submit(it, prompts=prompts, rollouts=rollouts)
-    reference = stages.ref_logprob.submit(it, rollouts=rollouts) if "ref_logprob" in planned else None
-    old = stages.old_logprob.submit(it, rollouts=rollouts) if "old_logprob" in planned else None
-    values = stages.values.submit(it, rollouts=rollouts) if "values" in planned else None
-    sampled = {"rollouts": rollouts, "rewards": rewards, "old_logprobs": old, "ref_logprobs": reference}
-    before = it.previous_state
-    state = stages.statistics.submit(it, **sampled, previous=before) if "statistics" in planned else None
-    batch = stages.advantage.submit(it, **sampled, values=values, previous=before)
-    updated = stages.update.submit(it, batch=batch)
-    synced = stages.sync.submit(it, batch=batch, updated=updated)
-    evaluated = stages.evaluate.submit(it, synced=synced) if "evaluate" in planned else None
-    saved = stages.checkpoint.submit(it, synced=synced, state=state) if "checkpoint" in planned else None
+        prompts = stages.sample.submit(it)
+        rollouts = stages.generate.submit(it, prompts=prompts)
+        rewards = stages.reward.submit(it, prompts=prompts, rollouts=rollouts)
+        reference = stages.ref_logprob.submit(it, rollouts=rollouts) if "ref_logprob" in planned else None
+        old = stages.old_logprob.submit(it, rollouts=rollouts) if "old_logprob" in planned else None
+        values = stages.values.submit(it, rollouts=rollouts) if "values" in planned else None
+        sampled = {"rollouts": rollouts, "rewards": rewards, "old_logprobs": old, "ref_logprobs": reference}
+        before = it.previous_state
+        state = stages.statistics.submit(it, **sampled, previous=before) if "statistics" in planned else None
+        batch = stages.advantage.submit(it, **sampled, values=values, previous=before)
+        updated = stages.update.submit(it, batch=batch)
+        synced = stages.sync.submit(it, batch=batch, updated=updated)
+        evaluated = stages.evaluate.submit(it, synced=synced) if "evaluate" in planned else None
+        saved = stages.checkpoint.submit(it, synced=synced, state=state) if "checkpoint" in planned else None
 
-    await await_stages(prompts, rollouts, rewards, reference, old, values, state)
-    await await_stages(batch, updated, synced, evaluated, saved)
-    return await publish(it)
+        await await_stages(prompts, rollouts, rewards, reference, old, values, state)
+        await await_stages(batch, updated, synced, evaluated, saved)
+        return await publish(it)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rlcore.compose import compose, dump, load
 from rlcore.config import Config
 from rlcore.iteration import Iteration
+from rlcore.ownership import owned
 from rlcore.plan import plan_iteration
 from rlcore.store import RunStore
 from rlcore.tracking.history import read_metrics
@@ -82,17 +84,20 @@ def refuse_changes(before: Config, now: Config, run_url: str) -> None:
         )
 
 
-def open_iteration(config_name: str, overrides: Sequence[str], number: int | None) -> Iteration:
-    """Iteration `number` of the run, or its next one.
+@contextmanager
+def open_iteration(config_name: str, overrides: Sequence[str], number: int | None) -> Iterator[Iteration]:
+    """Iteration `number` of the run, or its next one; nobody else works on the run as long as it is open.
 
     Raises:
         RunConflict: the run has not come that far.
+        RunBusy: another process works on it.
     """
     config, store = open_run(config_name, overrides)
-    following = next_iteration(config, store)
-    if number is not None and number > following:
-        raise RunConflict(f"iteration {number} cannot be run yet: the next one of {store.url} is {following}")
-    return Iteration(config, store, following if number is None else number)
+    with owned(store):
+        following = next_iteration(config, store)
+        if number is not None and number > following:
+            raise RunConflict(f"iteration {number} cannot be run yet: the next one of {store.url} is {following}")
+        yield Iteration(config, store, following if number is None else number)
 
 
 def next_iteration(config: Config, store: RunStore) -> int:

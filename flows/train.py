@@ -9,6 +9,7 @@ from flows.rlvr import rlvr
 from flows.runs import CONFIG_FILE, next_iteration, open_run
 from flows.runtime import flow_run_name, stage_runner
 from rlcore.cluster.residents import release
+from rlcore.ownership import owned
 from rlcore.tracking.report import write_report
 
 
@@ -23,17 +24,18 @@ async def train(config: str = "arithmetic", overrides: list[str] | None = None, 
     """
     overrides = [*(overrides or []), *([f"iterations={iterations}"] if iterations is not None else [])]
     settings, store = open_run(config, overrides)
-    # Where metrics cannot go, that is better known before the first iteration.
-    tracker(store.url)
-    try:
-        for number in range(next_iteration(settings, store), settings.iterations + 1):
-            # The run's own configuration: a file edited meanwhile does not change a training under way.
-            await rlvr(f"{store.url}/{CONFIG_FILE}", iteration=number)
-    except Exception:
-        # A retry goes on at the failed stage, and finds its engines warm.
-        raise
-    except BaseException:
+    with owned(store):
+        # Where metrics cannot go, that is better known before the first iteration.
+        tracker(store.url)
+        try:
+            for number in range(next_iteration(settings, store), settings.iterations + 1):
+                # The run's own configuration: a file edited meanwhile does not change a training under way.
+                await rlvr(f"{store.url}/{CONFIG_FILE}", iteration=number)
+        except Exception:
+            # A retry goes on at the failed stage, and finds its engines warm.
+            raise
+        except BaseException:
+            release(store.run_id)
+            raise
+        write_report(store.directory)
         release(store.run_id)
-        raise
-    write_report(store.directory)
-    release(store.run_id)

@@ -14,6 +14,7 @@ from flows import services
 from flows.runs import open_run
 from rlcore.config import Config, model_directory
 from rlcore.data.prompts import check_datasets
+from rlcore.ownership import owned
 
 FAILED, INTERRUPTED = 1, 130
 DRAIN_SECONDS = 5.0
@@ -23,14 +24,16 @@ def train_here(settings: Config, config: str, overrides: list[str], console: Con
     """Train to the end of the configuration; the exit status.
 
     Raises:
-        FileNotFoundError, DatasetError, ServiceError, RunConflict: before the training started.
+        FileNotFoundError, DatasetError, ServiceError, RunConflict, RunBusy: before the training started.
     """
     model_directory(settings.model)
     model_directory(settings.critic_model, key="critic.path")
     check_datasets(settings)
-    directory = open_run(config, overrides)[1].directory
+    store = open_run(config, overrides)[1]
+    directory = store.directory
     started = time.monotonic()
     with ExitStack() as stack:
+        stack.enter_context(owned(store))
         try:
             with console.status("starting the Prefect server and Ray"):
                 api_url = stack.enter_context(services.available(directory / "services"))

@@ -77,10 +77,11 @@ def test_a_runs_own_configuration_counts_whatever_became_of_the_file_it_was_made
 
 def test_an_iteration_can_be_named_or_left_to_the_run_but_not_ahead_of_it(tmp_path: Path) -> None:
     here = [f"runs_dir={tmp_path}"]
-    assert open_iteration("arithmetic", here, None).number == 1
-    assert open_iteration("arithmetic", here, 0).number == 0
+    for asked, number in ((None, 1), (0, 0)):
+        with open_iteration("arithmetic", here, asked) as iteration:
+            assert iteration.number == number
     with pytest.raises(RunConflict, match=r"iteration 7 cannot be run yet: the next one of .* is 1"):
-        open_iteration("arithmetic", here, 7)
+        open_iteration("arithmetic", here, 7).__enter__()
 
 
 def test_a_run_made_anew_under_an_old_name_has_another_id(tmp_path: Path) -> None:
