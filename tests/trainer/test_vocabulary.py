@@ -77,11 +77,14 @@ def test_no_rows_have_no_scores_and_no_gradient() -> None:
     assert weight.grad is not None and not weight.grad.any()
 
 
-def test_without_a_gradient_for_the_weights_none_is_computed() -> None:
+def test_the_hidden_states_have_the_same_gradient_where_the_weights_have_none() -> None:
     hidden, weight, tokens = inputs(3, seed=0)
-    logprobs, _ = score_tokens(hidden, weight.detach(), tokens, ALONE, temperature=1.0, entropy_gradient=False)
-    logprobs.sum().backward()
-    assert hidden.grad is not None
+    gradients: list[Tensor] = []
+    for head in (weight, weight.detach()):
+        logprobs, _ = score_tokens(hidden, head, tokens, ALONE, temperature=1.0, entropy_gradient=False)
+        gradients += torch.autograd.grad(logprobs.sum(), hidden)
+    assert gradients[0].any()
+    assert torch.equal(gradients[0], gradients[1])
 
 
 def test_where_megatron_sums_a_weights_gradients_both_ends_add_theirs_to_the_sum() -> None:
