@@ -1,7 +1,4 @@
-"""The whole pipeline on a tiny random model: real Prefect, Ray, vLLM and Megatron-Core.
-
-The model learns to answer in lower case, which a random one does often enough for rewards to vary.
-"""
+"""The whole pipeline on a tiny random model: real Prefect, Ray, vLLM and Megatron-Core."""
 
 from __future__ import annotations
 
@@ -10,9 +7,7 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,139 +22,46 @@ from rlcore.compose import load
 from rlcore.plan import plan_iteration
 from rlcore.reports import RunState, UpdateReport
 from rlcore.store import RunStore
+from tests.stack.pipeline import (
+    REPOSITORY,
+    RLVR,
+    Up,
+    stages_done,
+    store_of,
+    tiny_training,
+    train,
+    up,
+    wait_until,
+    weights,
+)
 
-REPOSITORY = Path(__file__).parents[2]
-RLVR = [sys.executable, "-c", "from flows.cli import main; main()"]
 PPO = ["algorithm=ppo", "algorithm.mini_batches=2", "critic.warmup_iterations=1"]
-PREFECT = [sys.executable, "-m", "prefect", "--no-prompt"]
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> list[str]:
-    """Overrides of configs/arithmetic.yaml: the tiny model, a small data set, one thread, float32."""
-    directory = tmp_path_factory.mktemp("pipeline")
-    for name, count in {"train": 24, "held_out": 6}.items():
-        rows = [
-            {
-                "domain": "arithmetic",
-                "tag": "lowercase",
-                "prompt": f"Say {name} {number}.",
-                "ground_truth": {"rules": [{"kind": "lowercase"}]},
-            }
-            for number in range(count)
-        ]
-        (directory / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    return [
-        f"runs_dir={directory}/runs",
-        f"model.path={tiny_llama}",
-        "model.dtype=float32",
-        f"data.train=['{directory}/train.jsonl']",
-        f"data.held_out=['{directory}/held_out.jsonl']",
-        "rewards.arithmetic.grader=format",
-        "rollout.rollout_batch_size=4",
-        "rollout.num_return_sequences_in_group=4",
-        "rollout.response_length=6",
-        "trainer.learning_rate=1e-3",
-        "hardware.trainer_threads=1",
-        "hardware.engine_threads=1",
-        "hardware.kv_cache_gib=0.1",
-        "sync.probe_tolerance=1e-3",
-        "eval_steps=2",
-        "save_steps=2",
-        "iterations=4",
-    ]
-
-
-def store_of(overrides: list[str], run: str) -> RunStore:
-    return RunStore(f"{overrides[0].removeprefix('runs_dir=')}/{run}")
-
-
-def weights(store: RunStore, iteration: int) -> dict[str, torch.Tensor]:
-    path = f"{store.url}/checkpoints/{iteration:06d}/huggingface/model.safetensors"
-    return safetensors.torch.load_file(path)
-
-
-def stages_done(store: RunStore, iteration: int) -> list[str]:
-    return [entry.stage for entry in store.ledger() if entry.iteration == iteration]
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not in {seconds:.0f} s: {what}"
-        time.sleep(0.1)
+    return tiny_training(tmp_path_factory.mktemp("pipeline"), tiny_llama)
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """`rlvr up` on free ports; the environment of a shell that uses it."""
-    cache = tmp_path_factory.mktemp("cache")
-    environment = {**os.environ, "RLVR_CACHE": str(cache)}
-    ports = [f"--port={services.free_port()}", f"--ray-port={services.free_port()}"]
-    started = subprocess.run([*RLVR, "up", *ports], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-    assert started.returncode == 0, started.stdout + started.stderr
-    record = cache / "services" / "up.json"
-    running = services.Services.model_validate_json(record.read_text())
-    yield {**environment, **running.environment()}
-    down = subprocess.run([*RLVR, "down"], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-    assert "prefect-server" in down.stdout, down.stdout + down.stderr
-    assert not record.exists()
-
-
-def running(up: dict[str, str]) -> services.Services:
-    return services.Services.model_validate_json((Path(up["RLVR_CACHE"]) / "services" / "up.json").read_text())
-
-
-def run_deployment(up: dict[str, str], overrides: list[str], *options: str) -> str:
-    """`prefect deployment run rlvr/iterate`; the flow run's id."""
-    parameters = json.dumps({"config": "arithmetic", "overrides": overrides})
-    command = [*PREFECT, "deployment", "run", "rlvr/iterate", "--params", parameters, *options]
-    done = subprocess.run(command, cwd=REPOSITORY, env=up, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return next(line.split()[-1] for line in done.stdout.splitlines() if "UUID" in line)
-
-
-def api(up: dict[str, str], code: str) -> str:
-    """Run a line of a coroutine against the server's API, in a process with its settings; what it printed."""
-    program = "\n".join(
-        [
-            "import asyncio",
-            "from prefect import get_client",
-            "from prefect.states import AwaitingRetry, Crashed",
-            "async def main():",
-            "    async with get_client() as client:",
-            f"        {code}",
-            "asyncio.run(main())",
-        ]
-    )
-    done = subprocess.run([sys.executable, "-c", program], env=up, cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def state_of(up: dict[str, str], flow_run: str) -> str:
-    return api(up, f"print((await client.read_flow_run('{flow_run}')).state.type.value)")
-
-
-def press_retry(up: dict[str, str], flow_run: str) -> None:
-    """What the dashboard's Retry does, once the run is known to have crashed."""
-    for state in ("Crashed()", "AwaitingRetry()"):
-        api(up, f"await client.set_flow_run_state('{flow_run}', {state}, force=True)")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    with up(tmp_path_factory.mktemp("cache")) as services:
+        yield services
 
 
 def test_two_deployment_runs_continue_one_run_and_a_killed_worker_loses_nothing(
-    up: dict[str, str], workplace: list[str]
+    running: Up, workplace: list[str]
 ) -> None:
     overrides = [*workplace, "run=deployed"]
     store = store_of(overrides, "deployed")
 
-    run_deployment(up, overrides, "--watch")
+    running.run_deployment(overrides, "--watch")
     assert stages_done(store, 1) == ["sample", "generate", "reward", "advantage", "update", "sync"]
     assert stages_done(store, 0) == ["evaluate"]
 
-    killed = run_deployment(up, overrides)
+    killed = running.run_deployment(overrides)
     wait_until(lambda: "generate" in stages_done(store, 2), "iteration 2 has generated")
-    worker = running(up).processes[-1]
+    worker = running.services.processes[-1]
     assert worker.name == services.WORKER
     family = psutil.Process(worker.pid)
     for process in [family, *family.children(recursive=True)]:
@@ -167,21 +69,21 @@ def test_two_deployment_runs_continue_one_run_and_a_killed_worker_loses_nothing(
     before = store.find(2, "generate")
     assert before is not None
 
-    again = subprocess.run([*RLVR, "up"], cwd=REPOSITORY, env=up, capture_output=True, text=True)
-    assert again.returncode == 0, again.stdout + again.stderr
-    press_retry(up, killed)
-    wait_until(lambda: state_of(up, killed) == "COMPLETED", "the retried run is completed")
+    running.rlvr("up")
+    running.mark_crashed(killed)
+    running.press_retry(killed)
+    wait_until(lambda: running.state_of(killed) == "COMPLETED", "the retried run is completed")
 
     assert store.find(2, "generate") == before, "the rollouts were generated again"
     assert sorted(stages_done(store, 2)) == sorted(
         ["sample", "generate", "reward", "advantage", "update", "sync", "evaluate", "checkpoint"]
     )
-    artifacts = api(up, "print(sorted({a.key for a in await client.read_artifacts()}))")
-    assert artifacts == "['deployed-learning-curve', 'deployed-metrics', 'deployed-responses']"
+    artifacts = {artifact["key"] for artifact in running.ask("POST", "artifacts/filter", {})}
+    assert artifacts == {"deployed-learning-curve", "deployed-metrics", "deployed-responses"}
 
 
-def test_no_server_can_be_reached_from_another_machine(up: dict[str, str]) -> None:
-    family = [psutil.Process(service.pid) for service in running(up).processes]
+def test_no_server_can_be_reached_from_another_machine(running: Up) -> None:
+    family = [psutil.Process(service.pid) for service in running.services.processes]
     listening = set()
     for process in [*family, *(child for parent in family for child in parent.children(recursive=True))]:
         # A worker may end meanwhile.
@@ -189,17 +91,6 @@ def test_no_server_can_be_reached_from_another_machine(up: dict[str, str]) -> No
             sockets = [c for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
             listening |= {(c.laddr.ip.removeprefix("::ffff:"), process.name()) for c in sockets}
     assert {address for address, _ in listening} == {services.HOST}, listening
-
-
-def train(overrides: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*RLVR, "train", "arithmetic", *overrides],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -281,12 +172,12 @@ def test_the_stages_of_an_iteration_read_what_its_plan_says(finished: RunStore) 
         assert read == planned
 
 
-def test_every_optional_stage_runs_and_hands_the_runs_state_on(up: dict[str, str], workplace: list[str]) -> None:
+def test_every_optional_stage_runs_and_hands_the_runs_state_on(running: Up, workplace: list[str]) -> None:
     optional = ["algorithm=reinforce", "algorithm.kl_loss_coef=0.01", "algorithm.old_logprobs=recompute"]
     optional += ["algorithm.target_kl=1e-6", "algorithm.kl_penalty=k3"]
     state = ["algorithm.shaping.norm_mean_type=running", "algorithm.masks.history={}"]
     overrides = [*workplace, "run=optional", *optional, *state]
-    run_deployment(up, overrides, "--watch")
+    running.run_deployment(overrides, "--watch")
     store = store_of(overrides, "optional")
     assert set(stages_done(store, 1)) >= {"ref_logprob", "old_logprob", "statistics"}
     train = store.read_batch(next(e.output for e in store.ledger() if e.stage == "advantage"))
@@ -295,7 +186,7 @@ def test_every_optional_stage_runs_and_hands_the_runs_state_on(up: dict[str, str
     assert np.abs(reference - old).max() < 1e-5
     assert np.abs(np.concatenate(train["rollout_logprobs"].to_list()) - old).max() < 1e-3
 
-    run_deployment(up, overrides, "--watch")
+    running.run_deployment(overrides, "--watch")
     first, second = (store.read_report(e.output, RunState) for e in store.ledger() if e.stage == "statistics")
     assert (first.shaping.running["arithmetic"].count, second.shaping.running["arithmetic"].count) == (16, 32)
     assert len(second.shaping.histories.prompt_id) == 8
