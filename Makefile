@@ -15,7 +15,7 @@ PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test lint format lock clean
+.PHONY: help setup model demo test chaos lint format lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ demo: model ## Train SmolLM2-135M on arithmetic on this machine, ending with a r
 test: model lint ## Lint, the fast tests, then the tests of the real engines
 	@$(BIN)/pytest -q --ignore=tests/stack
 	@$(BIN)/pytest -q --timeout=600 tests/stack
+
+chaos: model ## Kill every kind of process in every stage and retry: the whole kill matrix (about CHAOS_MINUTES minutes)
+	@$(BIN)/python -m tests.stack.chaos.matrix
 
 setup: ## Check this machine and install the locked packages into .venv
 	@command -v $(PYTHON) > /dev/null || { echo "$(PYTHON) is needed and not there; name one: make PYTHON=/path/to/python3.11"; exit 1; }

@@ -1,0 +1,69 @@
+"""The cells of the kill matrix: which process is killed, in which stage, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlcore.plan import INPUTS
+
+Moment = Literal["working", "before output", "before ledger"]
+"""While the victim computes for the stage; after the stage has computed; between its output and its ledger line."""
+
+SERVICES = ("prefect-worker", "prefect-server", "ray-head")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kill."""
+
+    stage: str
+    victim: str
+    """`stage`: the process that runs it. `flow`: the one that submitted it. An actor's name, `engine core` or `grader`
+    for the processes that an actor has under it, or the name of a service."""
+    moment: Moment
+    call: str | None = None
+    """Where the victim is an actor: its method, under way."""
+
+    def __str__(self) -> str:
+        return f"{self.stage}: {self.victim} {self.moment}"
+
+
+def _working(stage: str, **calls: str) -> list[Cell]:
+    """Victims with the calls they are in; `_` in a name stands for what an identifier cannot hold."""
+    names = {"engine_core": "engine core", "engine": "engine-0", "trainer": "trainer-0", "critic": "critic-0"}
+    names |= {"reference": "reference-0"}
+    return [Cell(stage, names.get(victim, victim), "working", call) for victim, call in calls.items()]
+
+
+ALL = [
+    *(Cell(stage, "stage", moment) for stage in INPUTS for moment in ("before output", "before ledger")),
+    *(Cell(stage, "flow", "before output") for stage in INPUTS),
+    *_working("generate", engine="generate", engine_core="generate"),
+    *_working("reward", graders="grade", grader="grade"),
+    *_working("ref_logprob", reference="logprobs"),
+    *_working("old_logprob", trainer="logprobs"),
+    *_working("values", critic="values"),
+    *_working("update", trainer="update", critic="update"),
+    *_working("sync", trainer="export_weights", engine="update_weights", engine_core="update_weights"),
+    *_working("evaluate", engine="generate", engine_core="generate", graders="judge", grader="judge"),
+    *_working("checkpoint", trainer="save_checkpoint", critic="save_checkpoint"),
+    *(Cell(stage, service, "before output") for service in SERVICES for stage in ("generate", "update", "checkpoint")),
+]
+
+REPRESENTATIVE = [
+    Cell("generate", "stage", "before ledger"),
+    Cell("generate", "engine core", "working", "generate"),
+    Cell("generate", "prefect-worker", "before output"),
+    Cell("reward", "graders", "working", "grade"),
+    Cell("ref_logprob", "reference-0", "working", "logprobs"),
+    Cell("values", "critic-0", "working", "values"),
+    Cell("advantage", "flow", "before output"),
+    Cell("update", "stage", "before ledger"),
+    Cell("update", "trainer-0", "working", "update"),
+    Cell("update", "ray-head", "before output"),
+    Cell("sync", "engine-0", "working", "update_weights"),
+    Cell("checkpoint", "stage", "before output"),
+    Cell("checkpoint", "trainer-0", "working", "save_checkpoint"),
+]
+"""What is quick enough for every change; all of them are cells of the whole matrix."""
