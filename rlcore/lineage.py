@@ -66,6 +66,6 @@ def refuse_before_fork(store: RunStore, version: int) -> None:
     fork = read_fork(store)
     if fork is not None and version < fork.iteration:
         raise StoreError(
-            f"{store.url} was forked from iteration {fork.iteration} of {fork.url}, and has no good checkpoint of it or "
-            "of a later one: put one back from a copy of the run, or fork again"
+            f"{store.url} was forked from iteration {fork.iteration} of {fork.url}, and has no good checkpoint of it "
+            "or of a later one: put one back from a copy of the run, or fork again"
         )

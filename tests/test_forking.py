@@ -137,7 +137,7 @@ def test_an_iteration_that_is_not_finished_is_refused(tmp_path: Path) -> None:
     recorded = RecordedRun(tmp_path / "run", 4)
     for iteration in (1, 2):
         recorded.record_iteration(iteration)
-    with pytest.raises(ForkRefused, match="iteration 2 of .* is not finished"):
+    with pytest.raises(ForkRefused, match=r"iteration 2 of .* is not finished"):
         fork_run(recorded.store, 2, [])
 
 
