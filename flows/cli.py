@@ -20,6 +20,7 @@ from rlcore.compose import dump
 from rlcore.config_errors import ConfigError
 from rlcore.data.datasets import DatasetError
 from rlcore.export import ExportRefused, export_model
+from rlcore.lineage import ForkRefused, read_fork
 from rlcore.ownership import RunBusy, owned
 from rlcore.plan import plan_iteration
 from rlcore.store import RunStore, StoreError
@@ -36,6 +37,7 @@ USER_ERRORS = (
     DatasetError,
     ExportRefused,
     FileNotFoundError,
+    ForkRefused,
     RunBusy,
     RunConflict,
     StoreError,
@@ -181,7 +183,6 @@ def fork(
 ) -> None:
     """Start a new run from an iteration of another, under other settings. Nothing of the other is changed."""
     from rlcore.forking import fork_run
-    from rlcore.lineage import read_fork
 
     origin = open_store(run)
     with console.status("copying the checkpoint and the batches"):

@@ -16,7 +16,7 @@ from rlcore.cluster.trainer import CRITIC
 from rlcore.compose import dump, load, recompose
 from rlcore.config import Config
 from rlcore.leftovers import ABANDONED_AFTER, last_touched
-from rlcore.lineage import FORK_FILE, Fork
+from rlcore.lineage import FORK_FILE, Fork, ForkRefused
 from rlcore.retention import PRUNED_FILE, Pruning, newest_entries, pruned_outputs
 from rlcore.store import BatchRef, RunStore
 from rlcore.tracking.history import METRICS_FILE, read_metrics
@@ -24,10 +24,6 @@ from rlcore.trainer.checkpoint import published, sync_directory, verify
 
 UNFINISHED = ".{name}.fork-"
 """How the name of a fork's directory starts until it is whole."""
-
-
-class ForkRefused(ValueError):
-    """A run cannot be forked there, or not with these settings."""
 
 
 def fork_run(origin: RunStore, iteration: int, overrides: Sequence[str], name: str | None = None) -> RunStore:

@@ -11,6 +11,10 @@ from rlcore.store import RunStore, StoreError
 FORK_FILE = "fork.json"
 
 
+class ForkRefused(ValueError):
+    """A run cannot be forked there, or not with these settings."""
+
+
 class Fork(BaseModel):
     """The iteration of another run that a run started from. What it has up to there is that run's."""
 

@@ -14,9 +14,9 @@ from rich.console import Console
 from flows.runs import RunConflict, next_iteration, open_iteration, open_run
 from rlcore.compose import compose, load
 from rlcore.config_errors import ConfigError
-from rlcore.forking import ForkRefused, fork_run
+from rlcore.forking import fork_run
 from rlcore.iteration import Iteration
-from rlcore.lineage import Fork, read_fork, refuse_before_fork
+from rlcore.lineage import Fork, ForkRefused, read_fork, refuse_before_fork
 from rlcore.pruning import plan_pruning, prune
 from rlcore.store import RunStore, StoreError
 from rlcore.tracking.history import read_metrics
