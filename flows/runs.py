@@ -52,16 +52,22 @@ def open_run(config_name: str, overrides: Sequence[str]) -> tuple[Config, RunSto
     Raises:
         ConfigError, StoreError: as `settings_of`.
         RunConflict: the directory holds a run that other settings would alter; names the fields.
-        RunBusy: another process works on the run.
+        RunBusy: another process works on the run, which other settings would change.
     """
     config = settings_of(config_name, overrides)
     store = RunStore(_run_address(config_name) or config.run_url)
-    with owned(store):
-        if store.exists(CONFIG_FILE):
-            _allow_changes(load(store.read_bytes(CONFIG_FILE).decode()), config, store)
-        store.write_bytes(CONFIG_FILE, dump(config).encode())
-        store.assign_run_id()
+    if _recorded(store) != config:
+        with owned(store):
+            if (before := _recorded(store)) is not None:
+                _allow_changes(before, config, store)
+            store.write_bytes(CONFIG_FILE, dump(config).encode())
+    store.assign_run_id()
     return config, store
+
+
+def _recorded(store: RunStore) -> Config | None:
+    """The configuration of the run so far; None of a new one."""
+    return load(store.read_bytes(CONFIG_FILE).decode()) if store.exists(CONFIG_FILE) else None
 
 
 def _run_address(config_name: str) -> str | None:

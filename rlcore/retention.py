@@ -34,7 +34,7 @@ def pruned_outputs(store: RunStore) -> set[tuple[str, str]]:
     """
     if not store.exists(PRUNED_FILE):
         return set()
-    outputs = set()
+    outputs: set[tuple[str, str]] = set()
     for number, line in enumerate(store.read_bytes(PRUNED_FILE).split(b"\n")[:-1], start=1):
         try:
             outputs.update(Pruning.model_validate_json(line).outputs.items())

@@ -203,6 +203,8 @@ def test_a_run_is_not_changed_while_another_process_works_on_it(finished: Finish
     with other_owner(run.store), pytest.raises(RunBusy):
         open_run("arithmetic", [*run.overrides, "iterations=50"])
     assert run.store.read_bytes("config.yaml") == before
+    with other_owner(run.store):
+        assert open_run("arithmetic", run.overrides)[1].url == run.store.url, "nothing changes"
 
 
 def test_a_runs_own_configuration_counts_whatever_became_of_the_file_it_was_made_from(tmp_path: Path) -> None:
