@@ -15,11 +15,12 @@ import typer
 from rich.console import Console
 
 from flows import services
-from flows.runs import RunConflict
-from rlcore.compose import compose, dump
+from flows.runs import RunConflict, settings_of
+from rlcore.compose import dump
 from rlcore.config_errors import ConfigError
 from rlcore.data.datasets import DatasetError
 from rlcore.export import ExportRefused, export_model
+from rlcore.lineage import ForkRefused, read_fork
 from rlcore.ownership import RunBusy, owned
 from rlcore.plan import plan_iteration
 from rlcore.store import RunStore, StoreError
@@ -36,6 +37,7 @@ USER_ERRORS = (
     DatasetError,
     ExportRefused,
     FileNotFoundError,
+    ForkRefused,
     RunBusy,
     RunConflict,
     StoreError,
@@ -45,7 +47,9 @@ USER_ERRORS = (
 DEFAULT_PORT = 4200
 """Of the Prefect server; prefect.toml names it too."""
 
-ConfigName = Annotated[str, typer.Argument(help="A configuration in configs/, such as arithmetic.")]
+ConfigName = Annotated[
+    str, typer.Argument(help="A configuration in configs/, such as arithmetic, or a run's own config.yaml.")
+]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, such as iterations=50 or algorithm=grpo_kl.")]
 RunName = Annotated[str, typer.Argument(help="A run: its name under runs/, or its directory.")]
 
@@ -57,7 +61,7 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and start nothing.")] = False,
 ) -> None:
     """Train, or go on with a training. Uses the services of `rlvr up`, or its own for as long as it runs."""
-    settings = compose(config, overrides or [])
+    settings = settings_of(config, overrides or [])
     if dry_run:
         print(dump(settings))
         print(plan_iteration(settings, settings.iterations).drawing())
@@ -167,6 +171,29 @@ def prune(
         if yes or typer.confirm(f"delete {megabytes(plan.bytes)}?"):
             delete(store, plan)
             console.print(f"deleted {megabytes(plan.bytes)}", highlight=False)
+
+
+@app.command()
+def fork(
+    run: RunName,
+    overrides: Overrides = None,
+    *,
+    iteration: Annotated[int, typer.Option("--from", help="An iteration with a checkpoint.")],
+    name: Annotated[str | None, typer.Option("--run", help="Of the new run. Default: RUN-from-ITERATION.")] = None,
+) -> None:
+    """Start a new run from an iteration of another, under other settings. Nothing of the other is changed."""
+    from rlcore.forking import fork_run
+
+    origin = open_store(run)
+    with console.status("copying the checkpoint and the batches"):
+        made = fork_run(origin, iteration, overrides or [], name)
+    record = read_fork(made)
+    assert record is not None
+    changed = [f"{field}: {before!r} → {now!r}" for field, (before, now) in record.changed.items()]
+    console.print(f"{made.url}: {origin.url} up to iteration {iteration}", highlight=False, soft_wrap=True)
+    for line in changed:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    console.print(f"next: rlvr train {made.url}/config.yaml", highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -8,6 +8,7 @@ and of the model are taken from the working directory, or from the repository wh
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +34,8 @@ from rlcore.machine import cores, fastest_dtype
 from rlcore.pretrained import cache_directory
 
 KEY = re.compile(r"(?!hydra\b)[A-Za-z_]\w*(\.[\w-]+)*")
+DUMPED = ".dumped.yaml"
+"""The file that a dumped configuration is composed from; not one that a user has written."""
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 RESOLVERS = {"rlvr_cache": lambda: str(cache_directory()), "cores": cores, "fastest_dtype": fastest_dtype}
@@ -51,29 +54,45 @@ def compose(name: str, overrides: Sequence[str] = ()) -> Config:
         ConfigError: no such configuration or option, a key that does not exist, a value that is not allowed, a file
             or override that cannot be read. Names every problem, with where it was written and what would be right.
     """
-    places = dict.fromkeys((Path.cwd() / "configs", REPOSITORY / "configs"))
     # Where NAME.yaml is comes first: Hydra looks for the main file nowhere else.
-    directories = sorted(filter(Path.is_dir, places), key=lambda path: not (path / f"{name}.yaml").is_file())
+    directories = sorted(_directories(), key=lambda path: not (path / f"{name}.yaml").is_file())
     if not any((path / f"{name}.yaml").is_file() for path in directories):
         presets = sorted({file.stem for path in directories for file in path.glob("*.yaml")})
         raise ConfigError(f"no configuration {name!r}; {nearest(name, presets)}")
-    groups = {group.name for path in directories for group in path.iterdir() if any(group.glob("*.yaml"))}
+    groups = _groups(directories)
     parsed = [_parse(override, groups) for override in overrides]
-    try:
-        values, files = _compose(name, directories, groups, parsed)
-    except MissingConfigException as error:
-        raise ConfigError(_describe_missing(error)) from None
-    except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"not valid YAML: {error}") from None
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"configuration {name}: {error.full_key}: {str(error).splitlines()[0]}") from None
-    except HydraException as error:
-        raise ConfigError(f"configuration {name}: {str(error).strip().splitlines()[0]}") from None
-    settings = [override for override in parsed if override.key_or_group not in groups]
-    origin = partial(_origin, settings, files)
-    config = _validate(values, f"configuration {name}", origin)
-    _check_algorithms(config, f"configuration {name}", origin)
-    return _with_absolute_paths(config)
+    return _compose_checked(f"configuration {name}", name, directories, groups, parsed)
+
+
+def recompose(config: Config, overrides: Sequence[str], shown_as: str) -> Config:
+    """A configuration that was composed before, changed by overrides as `compose` takes them, checked again.
+
+    `group=option` replaces the group's section whole.
+
+    Args:
+        shown_as: what the configuration is called in errors.
+
+    Raises:
+        ConfigError: as `compose`.
+    """
+    directories = _directories()
+    groups = _groups(directories)
+    parsed = [_parse(line, groups) for line in overrides]
+    replaced = groups & {line.key_or_group for line in parsed}
+    with tempfile.TemporaryDirectory() as scratch:
+        text = yaml.safe_dump(config.model_dump(mode="json", exclude=replaced))
+        (Path(scratch) / DUMPED).write_text(text)
+        return _compose_checked(shown_as, Path(DUMPED).stem, [Path(scratch), *directories], groups, parsed)
+
+
+def _directories() -> list[Path]:
+    """Where configurations and groups are looked for."""
+    places = dict.fromkeys((Path.cwd() / "configs", REPOSITORY / "configs"))
+    return [path for path in places if path.is_dir()]
+
+
+def _groups(directories: Sequence[Path]) -> set[str]:
+    return {group.name for path in directories for group in path.iterdir() if any(group.glob("*.yaml"))}
 
 
 def dump(config: Config) -> str:
@@ -115,6 +134,26 @@ class _File:
                 return None
             line, node = found[0].start_mark.line + 1, found[1]
         return line
+
+
+def _compose_checked(
+    shown_as: str, name: str, directories: Sequence[Path], groups: set[str], overrides: Sequence[Override]
+) -> Config:
+    try:
+        values, files = _compose(name, directories, groups, overrides)
+    except MissingConfigException as error:
+        raise ConfigError(_describe_missing(error)) from None
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(f"not valid YAML: {error}") from None
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{shown_as}: {error.full_key}: {str(error).splitlines()[0]}") from None
+    except HydraException as error:
+        raise ConfigError(f"{shown_as}: {str(error).strip().splitlines()[0]}") from None
+    settings = [override for override in overrides if override.key_or_group not in groups]
+    origin = partial(_origin, settings, [file for file in files if file.path.name != DUMPED])
+    config = _validate(values, shown_as, origin)
+    _check_algorithms(config, shown_as, origin)
+    return _with_absolute_paths(config)
 
 
 def _compose(

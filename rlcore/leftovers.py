@@ -13,6 +13,9 @@ TEMPORARY_FILE = re.compile(r"\..+-[a-z0-9_]{8}")
 UNPUBLISHED_CHECKPOINT = re.compile(r"\.saving|\.\d{6}\.replaced")
 """A checkpoint that is being saved, or was replaced (rlcore.cluster.checkpoints, rlcore.trainer.checkpoint)."""
 
+ABANDONED_AFTER = 600.0
+"""Seconds without a write after which nobody writes any more."""
+
 
 def leftovers(store: RunStore) -> list[Path]:
     """Files and directories that no finished write leaves, or that a write under way has not renamed yet.

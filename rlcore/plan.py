@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlcore.config import Config
+from rlcore.trainer.settings import OptimizerSettings
 
 INPUTS: dict[str, tuple[str, ...]] = {
     "sample": (),
@@ -22,6 +23,27 @@ INPUTS: dict[str, tuple[str, ...]] = {
 }
 """Every stage, in the order in which it is submitted, with the stages whose outputs it reads."""
 
+READS: dict[str, tuple[str, ...]] = {
+    "sample": ("seed", "data", "model.path", "rollout.rollout_batch_size"),
+    "generate": ("model", "rollout", "algorithm.adv_estimator"),
+    "reward": ("rewards",),
+    "ref_logprob": ("model", "rollout.temperature"),
+    "old_logprob": ("model", "rollout.temperature"),
+    "values": ("model", "critic"),
+    "statistics": ("algorithm", "rewards", "rollout.response_length"),
+    "advantage": ("algorithm", "rewards", "rollout.response_length"),
+    "update": (
+        *("seed", "model", "algorithm", "critic", "rollout.temperature", "rollout.response_length"),
+        *("trainer.share_prompts", *(f"trainer.{name}" for name in OptimizerSettings.model_fields)),
+    ),
+    "sync": ("model", "rollout.temperature"),
+    "evaluate": ("data", "model", "rewards", "rollout.response_length"),
+    "checkpoint": ("model",),
+}
+"""The configuration fields that each stage's output depends on, dotted for one key of a section.
+
+How the work is divided is not among them: layout, micro-batches and threads change the rounding of a number at most.
+"""
 
 UPDATED = frozenset({"update", "sync", "evaluate", "checkpoint"})
 """The stages whose output is of the policy after the iteration's update."""

@@ -9,14 +9,12 @@ from pathlib import Path
 
 from rlcore.cluster.checkpoints import superseded
 from rlcore.compose import load
-from rlcore.leftovers import last_touched, leftovers, size_of
+from rlcore.iteration import span
+from rlcore.leftovers import ABANDONED_AFTER, last_touched, leftovers, size_of
 from rlcore.retention import PRUNED_FILE, Pruning, dispensable
 from rlcore.store import RunStore
 from rlcore.tracking.history import read_metrics
 from rlcore.trainer.checkpoint import delete_directory, newest_good, published
-
-ABANDONED_AFTER = 600.0
-"""Seconds without a write after which nobody writes any more."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class PrunePlan:
         if self.outputs:
             iterations = sorted({int(Path(path).parent.name) for path in self.outputs})
             size = megabytes(sum(self.sizes[path] for path in self.outputs))
-            lines.append(f"iterations {_span(iterations)}: {size} of batches in {len(self.outputs)} files")
+            lines.append(f"iterations {span(iterations)}: {size} of batches in {len(self.outputs)} files")
         if self.checkpoints:
             size = megabytes(sum(self.sizes[_checkpoint(version)] for version in self.checkpoints))
             lines.append(f"checkpoints {', '.join(map(str, self.checkpoints))}: {size}")
@@ -100,11 +98,6 @@ def prune(store: RunStore, plan: PrunePlan) -> None:
 
 def _checkpoint(version: int) -> str:
     return f"checkpoints/{version:06d}"
-
-
-def _span(iterations: list[int]) -> str:
-    first, last = iterations[0], iterations[-1]
-    return str(first) if first == last else f"{first}–{last}"
 
 
 def megabytes(size: int) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlcore.batches import SCHEMAS
 from rlcore.reports import RunState
-from rlcore.store import LedgerEntry
+from rlcore.store import LedgerEntry, RunStore, StoreError
 
 PRUNED_FILE = "pruned.jsonl"
 """One line per pruning, written before anything is deleted."""
@@ -24,6 +24,23 @@ class Pruning(BaseModel):
     outputs: dict[str, str]
     """sha256 of each stage output, by path relative to the run directory."""
     checkpoints: list[int]
+
+
+def pruned_outputs(store: RunStore) -> set[tuple[str, str]]:
+    """Path and sha256 of every stage output that a pruning set out to delete.
+
+    Raises:
+        StoreError: a line of pruned.jsonl cannot be read.
+    """
+    if not store.exists(PRUNED_FILE):
+        return set()
+    outputs: set[tuple[str, str]] = set()
+    for number, line in enumerate(store.read_bytes(PRUNED_FILE).split(b"\n")[:-1], start=1):
+        try:
+            outputs.update(Pruning.model_validate_json(line).outputs.items())
+        except ValidationError as error:
+            raise StoreError(f"{store.url}/{PRUNED_FILE}:{number} is not the record of a pruning: {error}") from None
+    return outputs
 
 
 def newest_entries(entries: Iterable[LedgerEntry]) -> dict[tuple[int, str], LedgerEntry]:

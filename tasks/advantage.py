@@ -6,12 +6,13 @@ import polars as pl
 
 from rlcore.batches import TrainBatch
 from rlcore.iteration import Iteration
+from rlcore.plan import READS
 from rlcore.reports import RunState
 from rlcore.train_batch import assemble_train_batch
 from tasks.stage import stage
 
 
-@stage(reads=("algorithm", "rewards", "rollout.response_length"), writes=TrainBatch, to="train")
+@stage(reads=READS["advantage"], writes=TrainBatch, to="train")
 def advantage(
     iteration: Iteration,
     rollouts: pl.DataFrame,

@@ -6,11 +6,12 @@ from rlcore.cluster.checkpoints import delete_superseded, save_checkpoint
 from rlcore.cluster.policy import critic_at, trainer_at
 from rlcore.cluster.trainer import lend_memory
 from rlcore.iteration import Iteration
+from rlcore.plan import READS
 from rlcore.reports import CheckpointReport, RunState, SyncReport
 from tasks.stage import stage
 
 
-@stage(reads=("model",), writes=CheckpointReport, to="checkpoint")
+@stage(reads=READS["checkpoint"], writes=CheckpointReport, to="checkpoint")
 def checkpoint(iteration: Iteration, synced: SyncReport, state: RunState | None = None) -> CheckpointReport:
     """Publish checkpoints/{iteration:06d}: Megatron's state and the run's, the Hugging Face directory, a MANIFEST."""
     config, store, version = iteration.config, iteration.store, synced.policy_version

@@ -10,11 +10,12 @@ from rlcore.cluster.policy import engine_at
 from rlcore.data.prompts import held_out_prompts
 from rlcore.generation.requests import evaluation_batch, greedy_requests
 from rlcore.iteration import Iteration
+from rlcore.plan import READS
 from rlcore.reports import SyncReport
 from tasks.stage import stage
 
 
-@stage(reads=("data", "model", "rewards", "rollout.response_length"), writes=EvalBatch, to="evaluation")
+@stage(reads=READS["evaluate"], writes=EvalBatch, to="evaluation")
 def evaluate(iteration: Iteration, synced: SyncReport | None = None) -> pl.DataFrame:
     """One greedy answer to every held-out prompt, by the policy after this iteration; 0 is the untrained one.
 

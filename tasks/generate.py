@@ -8,10 +8,11 @@ from rlcore.batches import GREEDY, RolloutBatch
 from rlcore.cluster.policy import engine_at
 from rlcore.generation.requests import greedy_requests, group_requests, rollout_batch
 from rlcore.iteration import Iteration
+from rlcore.plan import READS
 from tasks.stage import stage
 
 
-@stage(reads=("model", "rollout", "algorithm.adv_estimator"), writes=RolloutBatch, to="rollouts")
+@stage(reads=READS["generate"], writes=RolloutBatch, to="rollouts")
 def generate(iteration: Iteration, prompts: pl.DataFrame) -> pl.DataFrame:
     """`num_return_sequences_in_group` responses to every prompt, sampled by the engine; a greedy one for ReMax."""
     config = iteration.config

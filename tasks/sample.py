@@ -7,10 +7,11 @@ import polars as pl
 from rlcore.batches import PromptBatch
 from rlcore.data.prompts import training_sampler
 from rlcore.iteration import Iteration
+from rlcore.plan import READS
 from tasks.stage import stage
 
 
-@stage(reads=("seed", "data", "model.path", "rollout.rollout_batch_size"), writes=PromptBatch, to="prompts")
+@stage(reads=READS["sample"], writes=PromptBatch, to="prompts")
 def sample(iteration: Iteration) -> pl.DataFrame:
     """The next `rollout_batch_size` prompts of the seeded order."""
     size = iteration.config.rollout.rollout_batch_size

@@ -5,12 +5,13 @@ from __future__ import annotations
 import polars as pl
 
 from rlcore.iteration import Iteration
+from rlcore.plan import READS
 from rlcore.reports import RunState
 from rlcore.run_state import next_state
 from tasks.stage import stage
 
 
-@stage(reads=("algorithm", "rewards", "rollout.response_length"), writes=RunState, to="statistics")
+@stage(reads=READS["statistics"], writes=RunState, to="statistics")
 def statistics(
     iteration: Iteration,
     rollouts: pl.DataFrame,

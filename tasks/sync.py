@@ -8,12 +8,13 @@ from rlcore.cluster.policy import critic_at, serving_engine, trainer_at
 from rlcore.cluster.trainer import lend_memory
 from rlcore.cluster.transfer import transfer_weights
 from rlcore.iteration import Iteration
+from rlcore.plan import READS
 from rlcore.reports import SyncReport, UpdateReport
 from rlcore.sync_check import PROBE_ROWS, check_sync
 from tasks.stage import stage
 
 
-@stage(reads=("sync", "model", "rollout.temperature"), writes=SyncReport, to="sync")
+@stage(reads=READS["sync"], writes=SyncReport, to="sync")
 def sync(iteration: Iteration, batch: pl.DataFrame, updated: UpdateReport) -> SyncReport:
     """Weights to the engine; then its version, and its log-probabilities on a probe against the trainer's."""
     config, store, version = iteration.config, iteration.store, updated.policy_version

@@ -12,8 +12,9 @@ from prefect.client.schemas.objects import State
 from rlcore.batches import LogprobBatch
 from rlcore.compose import compose
 from rlcore.iteration import Iteration
+from rlcore.plan import READS
 from rlcore.store import BatchRef, RunStore, StoreError
-from tasks.stage import stage
+from tasks.stage import identity_of, stage
 
 CALLS: list[str] = []
 
@@ -67,6 +68,19 @@ def test_a_changed_setting_that_the_stage_does_not_read_does_not(run: Any) -> No
     source.fn(run(1))
     source.fn(run(1, "rollout.temperature=0.5"))
     assert CALLS == ["source"]
+
+
+def test_an_update_stays_done_under_another_layout_and_is_another_one_under_another_rate(run: Any) -> None:
+    """A retry after the update, with less memory for a micro-batch, applies it no second time."""
+    before, divided, slower = (
+        identity_of(run(1, *overrides), "update", {}, READS["update"])
+        for overrides in (
+            [],
+            ["trainer.max_tokens_per_micro_batch=64", "trainer.world_size=2"],
+            ["trainer.learning_rate=1"],
+        )
+    )
+    assert before == divided != slower
 
 
 def test_another_input_makes_a_stage_run_again(run: Any) -> None:

@@ -9,7 +9,15 @@ import polars as pl
 import ray
 from ray.actor import ActorHandle
 
-from rlcore.cluster.residents import QUIET_THREADS, AsyncResident, Resident, get_or_create, wait_for
+from rlcore.cluster.residents import (
+    QUIET_THREADS,
+    AsyncResident,
+    Resident,
+    actor_names,
+    end,
+    get_or_create,
+    wait_for,
+)
 from rlcore.config import Config
 from rlcore.generation.interface import Generation, GenerationRequest
 
@@ -43,10 +51,12 @@ class EngineHandle:
 
 
 def engine(config: Config, run_id: str, log_path: str) -> EngineHandle:
-    """The run's engine, started; made where it is missing."""
+    """The run's engine, started; made where it is missing, or was made under other settings."""
+    hardware = (f"hardware.{key}" for key in ("engine_threads", "kv_cache_gib", "max_num_seqs", "engine_gpus"))
+    identity = config.digest("model", "data.prompt_length", "rollout.response_length", *hardware)
     actor = get_or_create(
         AsyncResident,
-        "engine-0",
+        _current("engine", run_id, identity),
         run_id,
         ("rlcore.generation.vllm", "VLLMGenerator", config, log_path),
         QUIET_THREADS,
@@ -77,6 +87,14 @@ class GradersHandle:
 
 
 def graders(config: Config, run_id: str) -> GradersHandle:
-    """The run's graders; made where they are missing."""
+    """The run's graders; made where they are missing, or were made under other settings."""
     arguments = ("rlcore.rewards.router", "RewardRouter", config.rewards, config.hardware.reward_processes)
-    return GradersHandle(get_or_create(Resident, "graders", run_id, arguments, QUIET_THREADS))
+    name = _current("graders", run_id, config.digest("rewards", "hardware.reward_processes"))
+    return GradersHandle(get_or_create(Resident, name, run_id, arguments, QUIET_THREADS))
+
+
+def _current(role: str, run_id: str, identity: str) -> str:
+    """The name of a role's actor under the settings of that digest. One of other settings is ended."""
+    name = f"{role}-{identity[:12]}"
+    end([other for other in actor_names(run_id) if other.startswith(f"{role}-") and other != name], run_id)
+    return name

@@ -26,6 +26,7 @@ from rlcore.cluster.trainer import (
 )
 from rlcore.cluster.transfer import transfer_weights
 from rlcore.config import Config
+from rlcore.lineage import refuse_before_fork
 from rlcore.store import RunStore, StoreError
 from rlcore.trainer.checkpoint import CheckpointDamaged, newest_good, published
 
@@ -80,6 +81,7 @@ def _restore(group: RankGroup, role: Role[G], store: RunStore, policy_version: i
 
     Raises:
         CheckpointDamaged: no checkpoint is good, and the ranks have no update of their own to go on from.
+        StoreError: a recorded update is missing, or a fork has no good checkpoint.
     """
     version = group.policy_version() or 0
     checkpoint = _checkpoint_between(store, version, policy_version)
@@ -87,6 +89,7 @@ def _restore(group: RankGroup, role: Role[G], store: RunStore, policy_version: i
         logger.info("%s restored from %s", role.name, checkpoint)
         group.load_checkpoint(str(state_directory(checkpoint, role)))
         version = int(checkpoint.name)
+    refuse_before_fork(store, version)
     for iteration in range(version + 1, policy_version + 1):
         entry = store.find(iteration, "update")
         if entry is None:
@@ -104,6 +107,7 @@ def _checkpoint_between(store: RunStore, held: int, wanted: int) -> Path | None:
     try:
         return newest_good(path for path in checkpoints if held < int(path.name) <= wanted)
     except CheckpointDamaged as damage:
+        refuse_before_fork(store, held)
         if held == 0:
             raise CheckpointDamaged(
                 f"{damage}. To have all updates up to {wanted} replayed from the model that the run started from, "

@@ -84,6 +84,14 @@ def read_history(run_directory: Path) -> RunHistory:
     return RunHistory(load(config), read_metrics(run_directory), RunStore(str(run_directory)).ledger())
 
 
+def forget_row(store: RunStore, iteration: int) -> None:
+    """Take an iteration out of metrics.jsonl: it will be logged anew."""
+    rows = read_metrics(store.directory)
+    kept = [row for row in rows if row["iteration"] != iteration]
+    if len(kept) < len(rows):
+        store.write_bytes(METRICS_FILE, "".join(json.dumps(row) + "\n" for row in kept).encode())
+
+
 def read_metrics(run_directory: Path) -> list[dict[str, float]]:
     """The rows of metrics.jsonl by iteration; none where the file is not there yet. Half a last line is not a row."""
     path = run_directory / METRICS_FILE

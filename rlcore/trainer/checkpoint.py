@@ -37,14 +37,19 @@ def publish(staging: str | Path, final: str | Path) -> None:
 
 def replace_directory(staging: Path, final: Path) -> None:
     """Rename `staging` to `final`, durably: every file reaches the disk first. What `final` was is deleted."""
-    for path in (*_files(staging), *(path for path in staging.rglob("*") if path.is_dir()), staging):
-        _fsync(path)
+    sync_directory(staging)
     final.parent.mkdir(parents=True, exist_ok=True)
     replaced = _set_aside(final) if final.exists() else None
     staging.rename(final)
     if replaced is not None:
         shutil.rmtree(replaced)
     _fsync(final.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Have everything in it reach the disk."""
+    for path in (*_files(directory), *(path for path in directory.rglob("*") if path.is_dir()), directory):
+        _fsync(path)
 
 
 def delete_directory(directory: Path) -> None:

@@ -41,8 +41,9 @@ class AppliedUpdates:
         applied = self._updates.get(iteration)
         if applied is not None and applied["digest"] != digest:
             raise UpdateRefused(
-                f"update {iteration} was applied with batch {applied['digest']}, not {digest}: "
-                "restore an older checkpoint to train on another batch"
+                f"update {iteration} was applied with batch {applied['digest']}, not {digest}: retry with the "
+                "settings of the batch that was applied; or, if the ledger has no such update, end the trainer (`rlvr "
+                "down`), which is then restored as it was before; or `rlvr fork` the run from an earlier checkpoint"
             )
         if applied is None and iteration != len(self._updates) + 1:
             raise UpdateRefused(f"update {iteration} is out of order: the next one is {len(self._updates) + 1}")

@@ -76,12 +76,16 @@ def contradictions(lines: list[Line]) -> list[Finding]:
     return findings
 
 
-def gaps(lines: list[Line], config: Config) -> list[Finding]:
-    """Stages that an iteration is without although its update, or a later one, was done."""
+def gaps(lines: list[Line], config: Config, inherited: int) -> list[Finding]:
+    """Stages that an iteration is without although its update, or a later one, was done.
+
+    Args:
+        inherited: iterations at the start that a fork has from another run, which had stages of its own.
+    """
     done = {(line.entry.iteration, line.entry.stage) for line in lines}
     updated = max((iteration for iteration, stage in done if stage == "update"), default=0)
     findings = []
-    for iteration in range(1, updated):
+    for iteration in range(inherited + 1, updated):
         planned = [stage for stage in plan_iteration(config, iteration).stages if stage not in NOT_REPEATED]
         if missing := [stage for stage in planned if (iteration, stage) not in done]:
             findings.append(

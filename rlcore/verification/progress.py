@@ -28,6 +28,8 @@ class Progress:
     updates: int
     """Updates in the ledger: the newest version of the policy."""
     good_checkpoints: Collection[int]
+    inherited: int
+    """Iterations that a fork has from another run: no update of theirs can be applied here."""
 
     def advice_on_output(self, iteration: int, stage: str, intact: Outputs) -> str:
         """What the loss of a stage's output means, and what brings it back."""
@@ -49,6 +51,10 @@ class Progress:
         start = max(self.good_checkpoints, default=0)
         source = f"checkpoints/{start:06d}" if start else "the model that the run started from"
         missing = [number for number in range(start + 1, self.updates + 1) if (number, "advantage") not in intact]
+        if start < self.inherited:
+            return (
+                f"{RESTORE}, or fork the run again: it goes on from a checkpoint of iteration {self.inherited} or later"
+            )
         if missing:
             return f"{RESTORE}: from {source}, no trainer can be restored past version {missing[0] - 1}"
         return (
@@ -58,18 +64,23 @@ class Progress:
 
 
 def progress_of(
-    lines: list[Line], logged: Collection[int], config: Config | None, good_checkpoints: Collection[int]
+    lines: list[Line],
+    logged: Collection[int],
+    config: Config | None,
+    good_checkpoints: Collection[int],
+    inherited: int,
 ) -> Progress:
     """
     Args:
         logged: the iterations in metrics.jsonl.
         config: None where it cannot be read; then every stage that is there counts as all that were planned.
+        inherited: iterations that a fork has from another run.
     """
     newest = max((line.entry.iteration for line in lines), default=0)
     done = {line.entry.stage for line in lines if line.entry.iteration == newest}
-    planned = plan_iteration(config, newest).stages if config is not None and newest else ()
+    planned = plan_iteration(config, newest).stages if config is not None and newest > inherited else ()
     updates = max((line.entry.iteration for line in lines if line.entry.stage == "update"), default=0)
-    return Progress(newest, not done.issuperset(planned) or newest not in logged, updates, good_checkpoints)
+    return Progress(newest, not done.issuperset(planned) or newest not in logged, updates, good_checkpoints, inherited)
 
 
 def again(iteration: int) -> str:

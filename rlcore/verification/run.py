@@ -15,6 +15,7 @@ from rlcore.retention import PRUNED_FILE, Pruning
 from rlcore.store import RUN_ID_FILE, RunStore
 from rlcore.verification.checkpoints import damages
 from rlcore.verification.findings import RESTORE, Finding, Verification, read_lines
+from rlcore.verification.fork import verify_fork
 from rlcore.verification.ledger import Line, contradictions, foreign_inputs, gaps, read_ledger
 from rlcore.verification.metrics import mismatches, read_rows
 from rlcore.verification.outputs import fault
@@ -32,9 +33,12 @@ def verify_run(store: RunStore, console: Console) -> Verification:
     """
     result = Verification()
     config = _verify_configuration(store, result)
+    fork, not_as_forked = verify_fork(store)
+    inherited = fork.iteration if fork else 0
     lines, unreadable = read_ledger(store)
     rows, not_rows = read_rows(store)
-    result.findings += [*unreadable, *contradictions(lines), *(gaps(lines, config) if config else [])]
+    result.findings += [*not_as_forked, *unreadable, *contradictions(lines)]
+    result.findings += gaps(lines, config, inherited) if config else []
     result.findings += [*not_rows, *mismatches(rows, {line.entry.iteration for line in lines})]
 
     checkpoints = {
@@ -42,7 +46,7 @@ def verify_run(store: RunStore, console: Console) -> Verification:
     }
     result.checkpoints = len(checkpoints)
     good = [version for version, damaged in checkpoints.items() if not damaged]
-    progress = progress_of(lines, set(rows.values()), config, good)
+    progress = progress_of(lines, set(rows.values()), config, good, inherited)
     result.findings += foreign_inputs(lines, progress.newest if progress.under_way else None)
     prunings = _read_prunings(store, result)
     intact = _verify_outputs(store, lines, prunings, progress, console, result)

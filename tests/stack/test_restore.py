@@ -12,6 +12,7 @@ from logging.handlers import QueueHandler
 from pathlib import Path
 from queue import SimpleQueue
 
+import polars as pl
 import pytest
 import ray
 import torch
@@ -19,12 +20,14 @@ from safetensors.torch import load_file
 
 from rlcore.batches import TrainBatch
 from rlcore.cluster.checkpoints import save_checkpoint
+from rlcore.cluster.engine import graders
 from rlcore.cluster.policy import trainer_at, trainer_for_update
-from rlcore.cluster.residents import release
-from rlcore.compose import dump
+from rlcore.cluster.residents import actor_names, release
+from rlcore.compose import compose, dump
 from rlcore.config import Config
+from rlcore.lineage import FORK_FILE, Fork
 from rlcore.pruning import plan_pruning, prune
-from rlcore.store import RunStore
+from rlcore.store import RunStore, StoreError
 from rlcore.trainer.checkpoint import CheckpointDamaged, published
 from tests.entries import ledger_entry
 from tests.stack.training import train_batch, trainer_config
@@ -161,3 +164,43 @@ def test_after_a_pruning_the_trainer_comes_back_from_what_is_left(
         "trainer replays update 4",
     ]
     assert_uninterrupted(store)
+
+
+def test_a_fork_applies_none_of_the_updates_of_the_run_it_is_from(
+    process: ProcessPoolExecutor, run: tuple[Config, RunStore]
+) -> None:
+    config, store = run
+    fork = Fork(url="x", run_id="x", iteration=2, changed={}, ledger_lines=0, ledger_sha256="", forked_at=1.0)
+    store.write_bytes(FORK_FILE, fork.model_dump_json().encode())
+    logged = process.submit(restore, config, store).result()
+    assert logged[-1] == "trainer replays update 4"
+    damage(store, 3)
+    damage(store, 2)
+    with pytest.raises(StoreError, match="forked from iteration 2 of x, and has no good checkpoint of it"):
+        process.submit(restore, config, store).result()
+    shutil.rmtree(store.directory / "checkpoints")
+    with pytest.raises(StoreError, match="forked from iteration 2 of x, and has no good checkpoint of it"):
+        process.submit(restore, config, store).result()
+
+
+def test_graders_are_those_of_the_settings_also_where_others_are_still_warm(
+    process: ProcessPoolExecutor, run: tuple[Config, RunStore]
+) -> None:
+    _, store = run
+    rewards, names = process.submit(grade_by_turns, store).result()
+    assert rewards == [0.0, 1.0], "the second is of the graders that the first had left"
+    assert names == 1
+
+
+def grade_by_turns(store: RunStore) -> tuple[list[float], int]:
+    """The reward of one response by two graders, one after the other; how many actors there are then."""
+    truth = '{"rules": [{"kind": "lowercase"}]}'
+    row = {"sample_id": "a", "domain": "arithmetic", "response_text": "lower", "ground_truth": truth}
+    try:
+        found = []
+        for grader in ("math", "format"):
+            config = compose("arithmetic", [f"rewards.arithmetic.grader={grader}"])
+            found += graders(config, store.run_id).grade(pl.DataFrame([row]))["reward"].to_list()
+        return found, len(actor_names(store.run_id))
+    finally:
+        release(store.run_id)
