@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlcore.batches import SCHEMAS
 from rlcore.reports import RunState
-from rlcore.store import LedgerEntry
+from rlcore.store import BatchRef, LedgerEntry, RunStore, StoreError
 
 PRUNED_FILE = "pruned.jsonl"
 """One line per pruning, written before anything is deleted."""
@@ -24,6 +24,23 @@ class Pruning(BaseModel):
     outputs: dict[str, str]
     """sha256 of each stage output, by path relative to the run directory."""
     checkpoints: list[int]
+
+
+def was_pruned(store: RunStore, output: BatchRef) -> bool:
+    """Whether a pruning set out to delete that output.
+
+    Raises:
+        StoreError: the record of a pruning cannot be read.
+    """
+    lines = store.read_bytes(PRUNED_FILE).split(b"\n")[:-1] if store.exists(PRUNED_FILE) else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            pruning = Pruning.model_validate_json(line)
+        except ValidationError as error:
+            raise StoreError(f"{store.url}/{PRUNED_FILE}:{number} is no record of a pruning: {error}") from None
+        if pruning.outputs.get(output.path) == output.sha256:
+            return True
+    return False
 
 
 def newest_entries(entries: Iterable[LedgerEntry]) -> dict[tuple[int, str], LedgerEntry]:
