@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import ray
@@ -20,7 +20,7 @@ from rlcore.trainer.checkpoint import HUGGINGFACE, MANIFEST, WEIGHTS, sha256_of,
 from rlcore.update_comparison import Comparison, compare_reports, compare_weights
 
 
-def replay(config: Config, store: RunStore, plan: ReplayPlan, scratch: RunStore) -> Iterator[Comparison]:
+def replay(config: Config, store: RunStore, plan: ReplayPlan, scratch: RunStore) -> Generator[Comparison, None, None]:
     """Compute the planned updates again, on the Ray cluster of RAY_ADDRESS; what came of each, one after the other.
 
     Args:
