@@ -151,6 +151,20 @@ def verify(run: RunName) -> None:
 
 
 @app.command()
+def replay(
+    run: RunName,
+    first: Annotated[int, typer.Option("--from", min=1, help="The first update to compare.")],
+    last: Annotated[int, typer.Option("--to", help="The last one.")],
+) -> None:
+    """Compute updates again from their recorded batches, and compare weights and metrics; changes nothing."""
+    if last < first:
+        raise typer.BadParameter(f"--from {first} comes after --to {last}")
+    from flows.replaying import replay_here
+
+    sys.exit(replay_here(open_store(run), first, last, console))
+
+
+@app.command()
 def prune(
     run: RunName,
     yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,

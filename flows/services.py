@@ -128,6 +128,28 @@ def available(log_directory: Path) -> Iterator[str]:
         stop(services)
 
 
+@contextmanager
+def ray_available(log_directory: Path) -> Iterator[None]:
+    """Ray alone: that of RAY_ADDRESS, where it is set; else that of `rlvr up`; else one that ends with the block."""
+    if "RAY_ADDRESS" in os.environ:
+        yield
+        return
+    if up := recorded():
+        use(up)
+        yield
+        return
+    services = Services(
+        prefect_port=free_port(), ray_port=free_port(), ray_token=secrets.token_hex(16), home=str(log_directory)
+    )
+    use(services)
+    try:
+        start_ray(services, end_with_parent=True)
+        await_ray(services)
+        yield
+    finally:
+        stop(services)
+
+
 def start(prefect_port: int, ray_port: int) -> Services:
     """All of them, recorded, to stay until `stop_recorded`. What is recorded and alive is kept; what died is replaced.
 

@@ -26,6 +26,8 @@ class SyncReport(Report):
     """The engine holds the trainer's weights, checked."""
 
     policy_version: int
+    weights_sha256: str
+    """Of the safetensors file that the engine loaded. Equal weights are equal bytes."""
     bytes: int
     export_seconds: float
     load_seconds: float

@@ -234,9 +234,16 @@ class RunStore:
     def read_report(self, ref: BatchRef, report: type[R]) -> R:
         """
         Raises:
-            StoreError: the file is missing or is not what was written.
+            StoreError: the file is missing or is not what was written, or is no report of this version of the code.
         """
-        return report.model_validate_json(self._verified(ref))
+        try:
+            return report.model_validate_json(self._verified(ref))
+        except ValidationError as error:
+            problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
+            raise StoreError(
+                f"{self.url}/{ref.path} is no {report.__name__} of this version of the code ({'; '.join(problems)}): "
+                "use the version that wrote it"
+            ) from None
 
     def is_intact(self, ref: BatchRef) -> bool:
         """Whether the file is there and is what was written."""

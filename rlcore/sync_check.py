@@ -22,6 +22,8 @@ class Transfer:
     """One hand-over of weights."""
 
     bytes: int
+    weights_sha256: str
+    """Of the safetensors file that the engine loaded."""
     export_seconds: float
     load_seconds: float
 
@@ -53,6 +55,7 @@ def check_sync(
         )
     return SyncReport(
         policy_version=wanted_version,
+        weights_sha256=transfer.weights_sha256,
         bytes=transfer.bytes,
         export_seconds=transfer.export_seconds,
         load_seconds=transfer.load_seconds,

@@ -96,6 +96,7 @@ class RecordedRun:
             case "sync":
                 sync = SyncReport(
                     policy_version=iteration,
+                    weights_sha256=f"{iteration:064x}",
                     bytes=1,
                     export_seconds=1,
                     load_seconds=1,

@@ -18,6 +18,7 @@ from rlcore.forking import fork_run
 from rlcore.iteration import Iteration
 from rlcore.lineage import Fork, ForkRefused, read_fork, refuse_before_fork
 from rlcore.pruning import plan_pruning, prune
+from rlcore.recorded_updates import plan_replay
 from rlcore.store import RunStore, StoreError
 from rlcore.tracking.history import read_metrics
 from rlcore.trainer.checkpoint import CheckpointDamaged
@@ -55,6 +56,12 @@ def test_a_fork_has_the_iterations_up_to_there_and_goes_on_with_the_next(origin:
         assert iteration.number == 3
         assert iteration.previous_state is not None and made.is_intact(iteration.previous_state)
     assert verified(made).wrong == verified(origin).wrong == []
+
+
+def test_the_updates_that_a_fork_came_with_are_replayed_where_they_were_made(origin: RunStore) -> None:
+    made = fork_run(origin, 2, ["trainer.learning_rate=1e-3"])
+    with pytest.raises(StoreError, match=f"updates up to 2 of {made.url} are of {origin.url}: replay them there"):
+        plan_replay(made, 2, 2)
 
 
 def test_a_fork_says_where_it_is_from_and_has_an_id_of_its_own(origin: RunStore) -> None:

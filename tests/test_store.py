@@ -39,6 +39,7 @@ def test_a_batch_is_read_back_as_it_was_written(store: RunStore) -> None:
 def test_a_report_is_read_back_as_it_was_written(store: RunStore) -> None:
     report = SyncReport(
         policy_version=3,
+        weights_sha256="ab",
         bytes=10,
         export_seconds=0.1,
         load_seconds=0.2,

@@ -13,7 +13,7 @@ from rlcore.sync_check import SyncFailed, Transfer, check_sync
 
 def check(engine: list[list[float]], trainer: list[list[float]], engine_version: int = 3) -> SyncReport:
     return check_sync(
-        Transfer(bytes=10, export_seconds=0.1, load_seconds=0.2),
+        Transfer(bytes=10, weights_sha256="ab", export_seconds=0.1, load_seconds=0.2),
         wanted_version=3,
         engine_version=engine_version,
         engine_logprobs=pl.Series(engine, dtype=pl.List(pl.Float32)),
@@ -24,7 +24,7 @@ def check(engine: list[list[float]], trainer: list[list[float]], engine_version:
 
 def test_the_report_has_the_mean_and_the_largest_difference_over_all_tokens() -> None:
     report = check([[-1.0, -2.0], [-3.0]], [[-1.0, -2.1], [-3.05]])
-    assert (report.policy_version, report.probe_tokens) == (3, 3)
+    assert (report.policy_version, report.weights_sha256, report.probe_tokens) == (3, "ab", 3)
     assert report.probe_gap_mean == pytest.approx(0.05, abs=1e-6)
     assert report.probe_gap_max == pytest.approx(0.1, abs=1e-6)
 

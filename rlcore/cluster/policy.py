@@ -8,7 +8,6 @@ from the newest checkpoint, then given the recorded batches after it. Nothing is
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from rlcore.cluster.checkpoints import state_directory
 from rlcore.cluster.engine import EngineHandle, engine
@@ -26,9 +25,8 @@ from rlcore.cluster.trainer import (
 )
 from rlcore.cluster.transfer import transfer_weights
 from rlcore.config import Config
-from rlcore.lineage import refuse_before_fork
-from rlcore.store import RunStore, StoreError
-from rlcore.trainer.checkpoint import CheckpointDamaged, newest_good, published
+from rlcore.restoration import Restoration, plan_restoration
+from rlcore.store import RunStore
 
 logger = logging.getLogger(__name__)
 
@@ -72,48 +70,25 @@ def _between(role: Role[G], config: Config, store: RunStore, lowest: int, highes
             group = rank_group(role, config, store)
             version = group.policy_version()
         if version is None or version < lowest:
-            _restore(group, role, store, lowest)
+            restore(group, role, store, plan_restoration(store, version or 0, lowest))
         return group
 
 
-def _restore(group: RankGroup, role: Role[G], store: RunStore, policy_version: int) -> None:
-    """Newest good checkpoint, then the recorded updates after it.
+def restore(group: RankGroup, role: Role[G], store: RunStore, plan: Restoration) -> None:
+    """Load the checkpoint, then apply the recorded updates after it.
+
+    Args:
+        store: of the run that these are recorded in.
 
     Raises:
-        CheckpointDamaged: no checkpoint is good, and the ranks have no update of their own to go on from.
-        StoreError: a recorded update is missing, or a fork has no good checkpoint.
+        StoreError: a batch is not what was recorded.
     """
-    version = group.policy_version() or 0
-    checkpoint = _checkpoint_between(store, version, policy_version)
-    if checkpoint is not None:
-        logger.info("%s restored from %s", role.name, checkpoint)
-        group.load_checkpoint(str(state_directory(checkpoint, role)))
-        version = int(checkpoint.name)
-    refuse_before_fork(store, version)
-    for iteration in range(version + 1, policy_version + 1):
-        entry = store.find(iteration, "update")
-        if entry is None:
-            raise StoreError(
-                f"{store.url}/ledger.jsonl has no update {iteration}: version {policy_version} cannot be restored"
-            )
+    if plan.checkpoint is not None:
+        logger.info("%s restored from %s", role.name, plan.checkpoint)
+        group.load_checkpoint(str(state_directory(plan.checkpoint, role)))
+    for iteration, batch in plan.batches.items():
         logger.info("%s replays update %d", role.name, iteration)
-        train_batch = entry.inputs["batch"]
-        group.update(iteration, train_batch.sha256, store.read_batch(train_batch))
-
-
-def _checkpoint_between(store: RunStore, held: int, wanted: int) -> Path | None:
-    """The newest good checkpoint after version `held`, up to `wanted`; None where going on from `held` is the way."""
-    checkpoints = published(store.directory / "checkpoints")
-    try:
-        return newest_good(path for path in checkpoints if held < int(path.name) <= wanted)
-    except CheckpointDamaged as damage:
-        refuse_before_fork(store, held)
-        if held == 0:
-            raise CheckpointDamaged(
-                f"{damage}. To have all updates up to {wanted} replayed from the model that the run started from, "
-                f"delete the damaged directories under {store.directory / 'checkpoints'}"
-            ) from None
-        return None
+        group.update(iteration, batch.sha256, store.read_batch(batch))
 
 
 def serving_engine(config: Config, store: RunStore) -> EngineHandle:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import ray
@@ -13,6 +16,7 @@ from rlcore.cluster.trainer import TrainerGroup
 from rlcore.config import Config, model_directory
 from rlcore.store import RunStore
 from rlcore.sync_check import Transfer
+from rlcore.trainer.checkpoint import sha256_of
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -20,18 +24,34 @@ SHARED_MEMORY = Path("/dev/shm")
 def transfer_weights(
     config: Config, store: RunStore, trainer: TrainerGroup, engine: EngineHandle, policy_version: int
 ) -> Transfer:
-    """Hand the trainer's weights to the engine through a file; in shared memory where there is one node and it fits."""
+    """Hand the trainer's weights to the engine through a file, whose digest is taken while the engine loads it."""
+    started = time.perf_counter()
+    with exported_weights(config, store, trainer) as path, ThreadPoolExecutor(1) as beside:
+        export_seconds = time.perf_counter() - started
+        digest = beside.submit(sha256_of, path)
+        load_seconds = engine.update_weights(str(path), policy_version)
+        return Transfer(
+            bytes=path.stat().st_size,
+            weights_sha256=digest.result(),
+            export_seconds=export_seconds,
+            load_seconds=load_seconds,
+        )
+
+
+@contextmanager
+def exported_weights(config: Config, store: RunStore, trainer: TrainerGroup) -> Iterator[Path]:
+    """The trainer's weights in a safetensors file while the block lasts.
+
+    It is in shared memory where there is one node and it fits, else in the run directory.
+    """
     folder = _transfer_directory(config, store)
     folder.mkdir(exist_ok=True)
-    path = str(folder / "weights.safetensors")
     try:
-        started = time.perf_counter()
-        size = trainer.export_weights(path)
-        exported = time.perf_counter()
-        load_seconds = engine.update_weights(path, policy_version)
+        path = folder / "weights.safetensors"
+        trainer.export_weights(str(path))
+        yield path
     finally:
         shutil.rmtree(folder)
-    return Transfer(bytes=size, export_seconds=exported - started, load_seconds=load_seconds)
 
 
 def _transfer_directory(config: Config, store: RunStore) -> Path:

@@ -9,9 +9,12 @@ from pathlib import Path
 from rlcore.compose import load
 from rlcore.config import Config
 from rlcore.plan import plan_iteration
-from rlcore.store import LedgerEntry, RunStore
+from rlcore.store import LedgerEntry, RunStore, StoreError
 
 METRICS_FILE = "metrics.jsonl"
+
+UNREADABLE_ROW = "delete the line, and run its iteration again: its stages are done, and it is logged anew"
+"""What the user can do about a line that is no row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +96,30 @@ def forget_row(store: RunStore, iteration: int) -> None:
 
 
 def read_metrics(run_directory: Path) -> list[dict[str, float]]:
-    """The rows of metrics.jsonl by iteration; none where the file is not there yet. Half a last line is not a row."""
+    """The rows of metrics.jsonl by iteration; none where the file is not there yet. Half a last line is not a row.
+
+    Raises:
+        StoreError: a line is no row; says which, and what to do.
+    """
     path = run_directory / METRICS_FILE
     if not path.is_file():
         return []
-    lines = path.read_text().split("\n")[:-1]
-    return sorted((json.loads(line) for line in lines), key=lambda row: row["iteration"])
+    rows = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            rows.append(parse_row(line))
+        except ValueError as error:
+            raise StoreError(f"{path}:{number} cannot be read: {error}; {UNREADABLE_ROW}") from None
+    return sorted(rows, key=lambda row: row["iteration"])
+
+
+def parse_row(line: bytes) -> dict[str, float]:
+    """One line of metrics.jsonl.
+
+    Raises:
+        ValueError: it is none.
+    """
+    row = json.loads(line)
+    if not isinstance(row, dict) or not isinstance(row.get("iteration"), int):
+        raise ValueError("a row is a JSON object whose iteration is a whole number")
+    return row

@@ -17,6 +17,9 @@ MANIFEST = "MANIFEST"
 HUGGINGFACE = "huggingface"
 """Folder of a checkpoint that transformers and vLLM load."""
 
+WEIGHTS = "model.safetensors"
+"""File of that folder."""
+
 
 class CheckpointDamaged(RuntimeError):
     """A file of a checkpoint is missing, or not the one that was saved."""
@@ -29,7 +32,7 @@ def publish(staging: str | Path, final: str | Path) -> None:
     one, or, between two renames, none.
     """
     staging, final = Path(staging), Path(final)
-    files = {str(path.relative_to(staging)): _sha256(path) for path in _files(staging)}
+    files = {str(path.relative_to(staging)): sha256_of(path) for path in _files(staging)}
     manifest = staging / MANIFEST
     manifest.write_text(json.dumps(files, indent=1, sort_keys=True))
     replace_directory(staging, final)
@@ -108,21 +111,24 @@ def verify(path: str | Path, within: str = "") -> None:
     except ValueError as error:
         raise CheckpointDamaged(f"{manifest} is not JSON ({error}): take another checkpoint") from None
     for name, expected in files.items():
-        file = path / name
-        if not Path(name).is_relative_to(within):
-            continue
-        if not file.is_file():
-            raise CheckpointDamaged(f"{file} is missing (sha256 {expected} in {MANIFEST}): take another checkpoint")
-        found = _sha256(file)
-        if found != expected:
-            raise CheckpointDamaged(f"{file} has sha256 {found}, {MANIFEST} says {expected}: take another checkpoint")
+        if Path(name).is_relative_to(within) and (damage := damage_of(path / name, expected)):
+            raise CheckpointDamaged(f"{path / name} {damage}: take another checkpoint")
+
+
+def damage_of(file: Path, expected: str) -> str | None:
+    """What is wrong with a file whose sha256 in MANIFEST is `expected`, in words that follow its name."""
+    if not file.is_file():
+        return f"is missing (sha256 {expected} in {MANIFEST})"
+    found = sha256_of(file)
+    return None if found == expected else f"has sha256 {found}, {MANIFEST} says {expected}"
 
 
 def _files(directory: Path) -> list[Path]:
     return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """The digest of a file, which need not fit into memory."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

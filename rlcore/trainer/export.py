@@ -12,9 +12,7 @@ from mbridge.core.bridge import Bridge
 from megatron.core.models.gpt.gpt_model import GPTModel
 from safetensors.torch import save_file
 
-from rlcore.trainer.checkpoint import replace_directory
-
-WEIGHTS = "model.safetensors"
+from rlcore.trainer.checkpoint import WEIGHTS, replace_directory
 
 
 def write_weights(pieces: Sequence[GPTModel], bridge: Bridge, file: Path, *, writes: bool) -> int:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 
 from rlcore.store import RunStore
-from rlcore.tracking.history import METRICS_FILE
+from rlcore.tracking.history import METRICS_FILE, UNREADABLE_ROW, parse_row
 from rlcore.verification.findings import RESTORE, Finding, read_lines
 from rlcore.verification.progress import again
 
 
 def read_rows(store: RunStore) -> tuple[dict[int, int], list[Finding]]:
     """The iteration of each row, by line number, and what is wrong with the lines that are no row."""
-    advice = "delete the line, and run its iteration again: its stages are done, and it is logged anew"
-    return read_lines(store, METRICS_FILE, "metrics", _iteration_of, advice)
+    return read_lines(store, METRICS_FILE, "metrics", lambda line: int(parse_row(line)["iteration"]), UNREADABLE_ROW)
 
 
 def mismatches(rows: dict[int, int], recorded: Collection[int]) -> list[Finding]:
@@ -42,10 +40,3 @@ def mismatches(rows: dict[int, int], recorded: Collection[int]) -> list[Finding]
             advice = f"run the iteration again, its stages are not repeated: {again(iteration)}"
             findings.append(Finding("metrics", where, what, advice))
     return findings
-
-
-def _iteration_of(line: bytes) -> int:
-    row = json.loads(line)
-    if not isinstance(row, dict) or not isinstance(row.get("iteration"), int):
-        raise ValueError("a row is a JSON object whose iteration is a whole number")
-    return int(row["iteration"])

@@ -226,6 +226,16 @@ def test_an_exported_checkpoint_loads_in_plain_transformers(finished: RunStore, 
     assert model.generate(**chat, max_new_tokens=4, do_sample=False).shape[1] > chat["input_ids"].shape[1]
 
 
+def test_replayed_updates_of_policy_and_critic_are_the_recorded_ones(finished: RunStore) -> None:
+    command = [*RLVR, "replay", finished.url, "--from", "4", "--to", "4"]
+    replayed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    introduction, update, summary = replayed.stdout.splitlines()
+    assert introduction.startswith("from checkpoints/000002 and 1 update after it; compared bit for bit: the weights")
+    assert update.startswith("update 4: same: weights ")
+    assert summary == "replayed: 1 update with float32 and 1 thread a rank, nothing different"
+
+
 def test_the_same_directory_under_other_settings_is_refused(workplace: list[str], finished: RunStore) -> None:
     refused = train([*workplace, *PPO, "run=finished", "algorithm.pg_clip_low=0.1"])
     output, _ = refused.communicate(timeout=120)

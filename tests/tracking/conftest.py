@@ -210,6 +210,7 @@ class MadeUpRun:
 def sync_report(version: int) -> SyncReport:
     return SyncReport(
         policy_version=version,
+        weights_sha256=f"{version:064x}",
         bytes=269_000_000,
         export_seconds=0.03,
         load_seconds=0.2,
