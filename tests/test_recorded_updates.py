@@ -79,7 +79,7 @@ def test_a_record_of_a_pruning_that_cannot_be_read_is_named(run: RecordedRun) ->
     prune(run.store, plan_pruning(run.store))
     record = run.store.directory / "pruned.jsonl"
     record.write_text("{}\n" + record.read_text())
-    with pytest.raises(StoreError, match=r"pruned\.jsonl:1 is no record of a pruning"):
+    with pytest.raises(StoreError, match=r"pruned\.jsonl:1 is not the record of a pruning"):
         plan_replay(run.store, 6, 6)
 
 
