@@ -19,8 +19,8 @@ class Cell:
 
     stage: str
     victim: str
-    """`stage`: the process that runs it. `flow`: the one that submitted it. An actor's name, `engine core` or `grader`
-    for the processes that an actor has under it, or the name of a service."""
+    """`stage`: the process that runs it. `flow`: the one that submitted it. The role of an actor, `engine core` or
+    `grader` for the processes that an actor has under it, or the name of a service."""
     moment: Moment
     call: str | None = None
     """Where the victim is an actor: its method, under way."""
@@ -30,10 +30,8 @@ class Cell:
 
 
 def _working(stage: str, **calls: str) -> list[Cell]:
-    """Victims with the calls they are in; `_` in a name stands for what an identifier cannot hold."""
-    names = {"engine_core": "engine core", "engine": "engine-0", "trainer": "trainer-0", "critic": "critic-0"}
-    names |= {"reference": "reference-0"}
-    return [Cell(stage, names.get(victim, victim), "working", call) for victim, call in calls.items()]
+    """Victims, `_` for the space in a name, with the calls they are in."""
+    return [Cell(stage, victim.replace("_", " "), "working", call) for victim, call in calls.items()]
 
 
 ALL = [
@@ -56,14 +54,14 @@ REPRESENTATIVE = [
     Cell("generate", "engine core", "working", "generate"),
     Cell("generate", "prefect-worker", "before output"),
     Cell("reward", "graders", "working", "grade"),
-    Cell("ref_logprob", "reference-0", "working", "logprobs"),
-    Cell("values", "critic-0", "working", "values"),
+    Cell("ref_logprob", "reference", "working", "logprobs"),
+    Cell("values", "critic", "working", "values"),
     Cell("advantage", "flow", "before output"),
     Cell("update", "stage", "before ledger"),
-    Cell("update", "trainer-0", "working", "update"),
+    Cell("update", "trainer", "working", "update"),
     Cell("update", "ray-head", "before output"),
-    Cell("sync", "engine-0", "working", "update_weights"),
+    Cell("sync", "engine", "working", "update_weights"),
     Cell("checkpoint", "stage", "before output"),
-    Cell("checkpoint", "trainer-0", "working", "save_checkpoint"),
+    Cell("checkpoint", "trainer", "working", "save_checkpoint"),
 ]
 """What is quick enough for every change; all of them are cells of the whole matrix."""

@@ -153,9 +153,11 @@ def _is_of(method: Any, plan: dict[str, Any]) -> bool:
 
 
 def _actor(victim: str, run_id: str) -> Any:
-    from rlcore.cluster.residents import find
+    from rlcore.cluster.residents import actor_names, find
 
-    return find({"engine core": "engine-0", "grader": "graders"}.get(victim, victim), run_id)
+    role = {"engine core": "engine", "grader": "graders"}.get(victim, victim)
+    names = [name for name in actor_names(run_id) if name.startswith(f"{role}-")]
+    return find(names[0], run_id) if names else None
 
 
 def _victims(plan: dict[str, Any]) -> list[int]:
