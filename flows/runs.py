@@ -26,6 +26,7 @@ MAY_CHANGE = {
     "hardware",
     "sync",
     "tracking",
+    "deadlines",
     "runs_dir",
     *(f"trainer.{name}" for name in Layout.model_fields),
     "trainer.max_tokens_per_micro_batch",

@@ -25,7 +25,9 @@ from rlcore.cluster.trainer import (
     rank_group,
 )
 from rlcore.cluster.transfer import transfer_weights
+from rlcore.cluster.waiting import stage_lock
 from rlcore.config import Config
+from rlcore.deadlines import within
 from rlcore.store import RunStore, StoreError
 from rlcore.trainer.checkpoint import CheckpointDamaged, newest_good, published
 
@@ -62,7 +64,7 @@ def critic_for_update(config: Config, store: RunStore, iteration: int) -> Critic
 
 def _between(role: Role[G], config: Config, store: RunStore, lowest: int, highest: int) -> G:
     # Stages that run at the same time, such as evaluate and checkpoint, must not both restore it.
-    with store.lock(role.name):
+    with stage_lock(store, role.name, config.deadlines):
         group = rank_group(role, config, store)
         version = group.policy_version()
         if version is None or version > highest:
@@ -71,11 +73,11 @@ def _between(role: Role[G], config: Config, store: RunStore, lowest: int, highes
             group = rank_group(role, config, store)
             version = group.policy_version()
         if version is None or version < lowest:
-            _restore(group, role, store, lowest)
+            _restore(config, group, role, store, lowest)
         return group
 
 
-def _restore(group: RankGroup, role: Role[G], store: RunStore, policy_version: int) -> None:
+def _restore(config: Config, group: RankGroup, role: Role[G], store: RunStore, policy_version: int) -> None:
     """Newest good checkpoint, then the recorded updates after it.
 
     Raises:
@@ -95,7 +97,8 @@ def _restore(group: RankGroup, role: Role[G], store: RunStore, policy_version: i
             )
         logger.info("%s replays update %d", role.name, iteration)
         train_batch = entry.inputs["batch"]
-        group.update(iteration, train_batch.sha256, store.read_batch(train_batch))
+        with within(config.deadlines.stage_seconds):
+            group.update(iteration, train_batch.sha256, store.read_batch(train_batch))
 
 
 def _checkpoint_between(store: RunStore, held: int, wanted: int) -> Path | None:
@@ -114,7 +117,7 @@ def _checkpoint_between(store: RunStore, held: int, wanted: int) -> Path | None:
 
 def serving_engine(config: Config, store: RunStore) -> EngineHandle:
     """The engine with whatever weights it has; with those the run started from where it had to be made."""
-    return engine(config, store.run_id, str(store.directory / "logs" / "engine-0.log"))
+    return engine(config, store)
 
 
 def engine_at(config: Config, store: RunStore, policy_version: int) -> EngineHandle:
@@ -127,5 +130,5 @@ def engine_at(config: Config, store: RunStore, policy_version: int) -> EngineHan
 
 def reference(config: Config, store: RunStore) -> TrainerGroup:
     """The model as it was at the start, frozen."""
-    with store.lock(REFERENCE.name):
+    with stage_lock(store, REFERENCE.name, config.deadlines):
         return rank_group(REFERENCE, config, store)
