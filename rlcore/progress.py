@@ -1,7 +1,8 @@
 """How far a process is with its work, in a small file that others look at: `RUN/progress/<name>.json`.
 
 A process that works for a run says once where its file is (`report_to`), and then what it does as it does it. The file
-is replaced at most every WRITE_SECONDS, by the thread that works, so it goes on changing only while the work does.
+is replaced when it begins something, and at most every WRITE_SECONDS while it counts; by the thread that works, so the
+file goes on changing only while the work does.
 Where nobody has said where the file is, there is none.
 """
 
@@ -103,7 +104,8 @@ class _Reporter:
             return
         steps = self.progress.steps
         steps.append(step)
-        self.beat()
+        self.progress.beats += 1
+        self.write()
         try:
             yield step
         finally:

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from rlcore.progress import Progress
 DIRECTORY = "stacks"
 SPY_SECONDS = 15.0
 """For the stacks of one process."""
+END_SECONDS = 5.0
+"""For killed processes to be gone."""
 NODE_SECONDS = 60.0
 """For a process with its children, on whatever node."""
 
@@ -65,10 +68,9 @@ def _end_family(pid: int, created: float) -> str:
         return f"process {pid} is gone\n"
     said = "\n".join(stacks(process) for process in family)
     for process in family:
-        try:
+        with suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
+    psutil.wait_procs(family, timeout=END_SECONDS)
     return said
 
 

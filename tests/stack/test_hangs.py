@@ -90,6 +90,13 @@ def await_progress(store: RunStore, name: str, is_there: Callable[[Progress], bo
     return progress
 
 
+def await_ended(*pids: int) -> None:
+    end = time.monotonic() + 20
+    while there := [pid for pid in pids if psutil.pid_exists(pid)]:
+        assert time.monotonic() < end, f"still there: {there}"
+        time.sleep(0.05)
+
+
 def counted(progress: Progress, unit: str) -> int:
     return next((step.done or 0 for step in progress.steps if step.name == unit), 0)
 
@@ -117,7 +124,7 @@ def test_a_trainer_that_stands_still_in_an_update_is_ended_and_the_next_attempt_
     assert f"(process {stuck.pid} on " in str(stall.value) and " micro-batches) was ended" in str(stall.value)
     said = stacks_of(store, "trainer-0")
     assert f"{stuck.pid}, stopped" in said and "_accumulate_gradients (" in said and "train_passes (" in said
-    assert not psutil.pid_exists(stuck.pid)
+    await_ended(stuck.pid)
 
     assert process.submit(update, config, store, batch).result() == 1
 
@@ -137,7 +144,7 @@ def test_an_engine_that_stands_still_while_it_generates_is_ended_and_the_next_at
     assert time.monotonic() - stopped < STALL_SECONDS + SLACK_SECONDS
     said = stacks_of(store, "engine-0")
     assert f"{stuck.pid}, stopped" in said and "run_busy_loop" in said and "generate (" in said
-    assert not psutil.pid_exists(stuck.pid) and not psutil.pid_exists(actor.pid)
+    await_ended(stuck.pid, actor.pid)
 
     responses = process.submit(generate, config, store, wanted).result()
     assert len(responses) == 64 and all(responses)
@@ -150,7 +157,7 @@ def test_a_stage_that_moves_but_takes_too_long_is_ended(
     batch = store.write_batch(1, "train", train_batch(rows=2000), TrainBatch)
     process.submit(make_trainer, config, store).result()
     started = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match="update by trainer takes too long; trainer-0 .* was ended"):
+    with pytest.raises(DeadlineExceeded, match=r"update by trainer takes too long; trainer-0 .* was ended"):
         process.submit(update_within, 2.0, config, store, batch).result()
     assert 2.0 < time.monotonic() - started < 2.0 + SLACK_SECONDS
     assert "train_passes (" in stacks_of(store, "trainer-0")
