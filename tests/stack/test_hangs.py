@@ -110,7 +110,7 @@ def test_a_trainer_that_stands_still_in_an_update_is_ended_and_the_next_attempt_
     process: ProcessPoolExecutor, run: tuple[Config, RunStore]
 ) -> None:
     config, store = run
-    batch = store.write_batch(1, "train", train_batch(rows=600), TrainBatch)
+    batch = store.write_batch(1, "train", train_batch(rows=200), TrainBatch)
     process.submit(make_trainer, config, store).result()
     attempt = process.submit(update, config, store, batch)
     stuck = await_progress(store, "trainer-0", lambda progress: counted(progress, "micro-batches") > 0)
@@ -143,11 +143,11 @@ def test_an_engine_that_stands_still_while_it_generates_is_ended_and_the_next_at
         attempt.result()
     assert time.monotonic() - stopped < STALL_SECONDS + SLACK_SECONDS
     said = stacks_of(store, "engine-0")
-    assert f"{stuck.pid}, stopped" in said and "run_busy_loop" in said and "generate (" in said
+    assert f"{stuck.pid}, stopped" in said and "EngineCore.step (" in said
     await_ended(stuck.pid, actor.pid)
 
-    responses = process.submit(generate, config, store, wanted).result()
-    assert len(responses) == 64 and all(responses)
+    responses = process.submit(generate, config, store, wanted[:8]).result()
+    assert len(responses) == 8 and all(responses)
 
 
 def test_a_stage_that_moves_but_takes_too_long_is_ended(
@@ -158,6 +158,6 @@ def test_a_stage_that_moves_but_takes_too_long_is_ended(
     process.submit(make_trainer, config, store).result()
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded, match=r"update by trainer takes too long; trainer-0 .* was ended"):
-        process.submit(update_within, 2.0, config, store, batch).result()
-    assert 2.0 < time.monotonic() - started < 2.0 + SLACK_SECONDS
+        process.submit(update_within, 3.0, config, store, batch).result()
+    assert 3.0 < time.monotonic() - started < 3.0 + SLACK_SECONDS
     assert "train_passes (" in stacks_of(store, "trainer-0")
