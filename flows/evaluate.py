@@ -24,6 +24,6 @@ async def evaluate(config: str = "arithmetic", overrides: list[str] | None = Non
         if iteration > 0 and synced is None:
             raise StoreError(f"{it.store.url} has no policy of iteration {iteration}: its sync is not in the ledger")
         evaluated = stages.evaluate.submit(it, synced=synced.output if synced else None)
-        await await_stages(evaluated)
+        await await_stages(it, evaluated)
         if iteration == 0:
             await publish(it)

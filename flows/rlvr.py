@@ -51,6 +51,6 @@ async def rlvr(
         evaluated = stages.evaluate.submit(it, synced=synced) if "evaluate" in planned else None
         saved = stages.checkpoint.submit(it, synced=synced, state=state) if "checkpoint" in planned else None
 
-        await await_stages(prompts, rollouts, rewards, reference, old, values, state)
-        await await_stages(batch, updated, synced, evaluated, saved)
+        await await_stages(it, prompts, rollouts, rewards, reference, old, values, state)
+        await await_stages(it, batch, updated, synced, evaluated, saved)
         return await publish(it)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from rlcore.deadlines import Deadlines
 from rlcore.section import NonNegative, Positive, Probability, Section
 from rlcore.shaping.settings import MaskConfig, RewardConfig, ShapingConfig, keeps_state
 from rlcore.trainer.layout import Layout
@@ -247,6 +248,7 @@ class Config(Section):
     hardware: HardwareConfig
     sync: SyncConfig = SyncConfig()
     tracking: TrackingConfig = TrackingConfig()
+    deadlines: Deadlines = Deadlines()
 
     @model_validator(mode="after")
     def _schedules_fit_the_run(self) -> Config:

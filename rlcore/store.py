@@ -20,12 +20,13 @@ import json
 import os
 import re
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, Any, TypeVar
 
 import fsspec
 import polars as pl
@@ -39,6 +40,10 @@ class StoreError(RuntimeError):
     """A file of the run is missing, damaged, or cannot be written."""
 
 
+class LockTimeout(StoreError):
+    """Another process did not let go of a lock of the run in time."""
+
+
 class Report(BaseModel):
     """What a stage puts out that is not a table; kept as JSON."""
 
@@ -48,6 +53,10 @@ class Report(BaseModel):
 R = TypeVar("R", bound=Report)
 
 RUN_ID_FILE = "run-id"
+
+LOCK_SECONDS = 60.0
+"""How long a lock is waited for that is held for milliseconds at a time."""
+LOCK_POLL_SECONDS = 0.02
 
 
 class BatchRef(BaseModel):
@@ -174,7 +183,7 @@ class RunStore:
         target = self.local_path / path
         target.parent.mkdir(parents=True, exist_ok=True)
         with self._space_for(path), open(target, "ab+", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            _lock(file, LOCK_SECONDS)
             file.seek(0)
             before = file.read()
             if not before.endswith(b"\n"):
@@ -185,11 +194,15 @@ class RunStore:
             os.fsync(file.fileno())
 
     @contextmanager
-    def lock(self, name: str) -> Iterator[None]:
-        """Held by one process at a time; released when its holder dies. The run must be on a file system."""
+    def lock(self, name: str, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+        """Held by one process at a time; released when its holder dies. The run must be on a file system.
+
+        Raises:
+            LockTimeout: it was not free within that time.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
         with open(self.directory / f".{name}.lock", "w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            _lock(file, seconds)
             yield
 
     @contextmanager
@@ -304,6 +317,21 @@ class RunStore:
 
 def iteration_path(iteration: int) -> str:
     return f"iterations/{iteration:06d}"
+
+
+def _lock(file: IO[Any], seconds: float) -> None:
+    """
+    Raises:
+        LockTimeout: it was not free within that time.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise LockTimeout(f"{file.name} was locked by another process for {seconds:g} s") from None
+        time.sleep(LOCK_POLL_SECONDS)
 
 
 def _replace_file(target: Path, content: bytes) -> None:

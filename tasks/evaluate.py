@@ -27,5 +27,5 @@ def evaluate(iteration: Iteration, synced: SyncReport | None = None) -> pl.DataF
     generations = engine.generate(greedy_requests(prompts, config.rollout))
     answers = evaluation_batch(prompts, generations)
     responses = answers.select(pl.col("prompt_id").alias("sample_id"), "domain", "response_text", "ground_truth")
-    grades = graders(config, store.run_id).judge(responses).select("sample_id", "reward", "reward_status")
+    grades = graders(config, store).judge(responses).select("sample_id", "reward", "reward_status")
     return answers.join(grades, left_on="prompt_id", right_on="sample_id", how="left", maintain_order="left")

@@ -17,4 +17,4 @@ def reward(iteration: Iteration, prompts: pl.DataFrame, rollouts: pl.DataFrame) 
     responses = rollouts.select("sample_id", "prompt_id", "domain", "response_text").join(
         prompts.select("prompt_id", "ground_truth"), on="prompt_id", how="left", maintain_order="left"
     )
-    return graders(iteration.config, iteration.store.run_id).grade(responses)
+    return graders(iteration.config, iteration.store).grade(responses)

@@ -24,11 +24,12 @@ from prefect.states import Completed
 from prefect_ray.task_runners import PrefectRayFuture
 
 from rlcore.batches import Batch
-from rlcore.cluster.residents import engine_time
+from rlcore.cluster.waiting import engine_time
 from rlcore.iteration import Iteration
 from rlcore.plan import UPDATED
 from rlcore.reports import REPORTS
 from rlcore.store import BatchRef, LedgerEntry, Report
+from tasks.hangs import moving, watched
 
 
 def stage(
@@ -52,6 +53,10 @@ def stage(
 
         @wraps(compute)
         def run(iteration: Iteration, **inputs: BatchRef | None) -> BatchRef | State[BatchRef]:
+            with watched(iteration, name):
+                return once(iteration, inputs)
+
+        def once(iteration: Iteration, inputs: dict[str, BatchRef | None]) -> BatchRef | State[BatchRef]:
             refs = {key: ref for key, ref in inputs.items() if ref is not None}
             identity = identity_of(iteration, name, refs, reads)
             done = iteration.store.find(iteration.number, name)
@@ -116,13 +121,17 @@ def _read(iteration: Iteration, ref: BatchRef, kind: Any) -> pl.DataFrame | Repo
     return iteration.store.read_batch(ref)
 
 
-async def await_stages(*futures: PrefectRayFuture[Any] | None) -> None:
+async def await_stages(iteration: Iteration, *futures: PrefectRayFuture[Any] | None) -> None:
     """Until every submitted stage is done, in the order of the stages.
 
     In that order, the error that is raised is the first stage's that failed, not one of those it kept from running.
     Waiting does not block the event loop, so an interrupt is heard at once.
+
+    Raises:
+        StageStalled: the process of a stage hangs.
+        Exception: what a stage failed with.
     """
     for future in futures:
         if future is not None:
-            await future.wrapped_future
+            await moving(iteration, future.wrapped_future)
             future.result()

@@ -12,7 +12,7 @@ import pytest
 
 from rlcore.batches import BatchError, LogprobBatch
 from rlcore.reports import SyncReport
-from rlcore.store import BatchRef, RunStore, StoreError
+from rlcore.store import BatchRef, LockTimeout, RunStore, StoreError
 from tests.entries import ledger_entry
 
 
@@ -171,3 +171,12 @@ def test_a_run_has_one_id_and_another_run_of_the_name_another(tmp_path: Path) ->
     assert opened().run_id == first
     (tmp_path / "run" / "run-id").unlink()
     assert opened().run_id != first
+
+
+def test_a_lock_that_nobody_lets_go_of_is_waited_for_only_so_long(tmp_path: Path) -> None:
+    store = RunStore(str(tmp_path))
+    refused = pytest.raises(LockTimeout, match=r"\.trainer\.lock was locked by another process for 0\.1 s")
+    with store.lock("trainer"), refused, store.lock("trainer", seconds=0.1):
+        pass
+    with store.lock("trainer", seconds=0.1):
+        pass

@@ -24,7 +24,9 @@ from rlcore.cluster.trainer import (
     rank_group,
 )
 from rlcore.cluster.transfer import transfer_weights
+from rlcore.cluster.waiting import stage_lock
 from rlcore.config import Config
+from rlcore.deadlines import within
 from rlcore.restoration import Restoration, plan_restoration
 from rlcore.store import RunStore
 
@@ -61,7 +63,7 @@ def critic_for_update(config: Config, store: RunStore, iteration: int) -> Critic
 
 def _between(role: Role[G], config: Config, store: RunStore, lowest: int, highest: int) -> G:
     # Stages that run at the same time, such as evaluate and checkpoint, must not both restore it.
-    with store.lock(role.name):
+    with stage_lock(store, role.name, config.deadlines):
         group = rank_group(role, config, store)
         version = group.policy_version()
         if version is None or version > highest:
@@ -70,12 +72,12 @@ def _between(role: Role[G], config: Config, store: RunStore, lowest: int, highes
             group = rank_group(role, config, store)
             version = group.policy_version()
         if version is None or version < lowest:
-            restore(group, role, store, plan_restoration(store, version or 0, lowest))
+            restore(config, group, role, store, plan_restoration(store, version or 0, lowest))
         return group
 
 
-def restore(group: RankGroup, role: Role[G], store: RunStore, plan: Restoration) -> None:
-    """Load the checkpoint, then apply the recorded updates after it.
+def restore(config: Config, group: RankGroup, role: Role[G], store: RunStore, plan: Restoration) -> None:
+    """Load the checkpoint, then apply the recorded updates after it. Each may take as long as a stage.
 
     Args:
         store: of the run that these are recorded in.
@@ -88,12 +90,13 @@ def restore(group: RankGroup, role: Role[G], store: RunStore, plan: Restoration)
         group.load_checkpoint(str(state_directory(plan.checkpoint, role)))
     for iteration, batch in plan.batches.items():
         logger.info("%s replays update %d", role.name, iteration)
-        group.update(iteration, batch.sha256, store.read_batch(batch))
+        with within(config.deadlines.stage_seconds):
+            group.update(iteration, batch.sha256, store.read_batch(batch))
 
 
 def serving_engine(config: Config, store: RunStore) -> EngineHandle:
     """The engine with whatever weights it has; with those the run started from where it had to be made."""
-    return engine(config, store.run_id, str(store.directory / "logs" / "engine-0.log"))
+    return engine(config, store)
 
 
 def engine_at(config: Config, store: RunStore, policy_version: int) -> EngineHandle:
@@ -106,5 +109,5 @@ def engine_at(config: Config, store: RunStore, policy_version: int) -> EngineHan
 
 def reference(config: Config, store: RunStore) -> TrainerGroup:
     """The model as it was at the start, frozen."""
-    with store.lock(REFERENCE.name):
+    with stage_lock(store, REFERENCE.name, config.deadlines):
         return rank_group(REFERENCE, config, store)

@@ -7,11 +7,14 @@ import os
 import socket
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rlcore.progress import doing, report_to
 
 LOG_LINES = 20
 LOG_SECONDS = 10.0
@@ -37,7 +40,8 @@ class Place:
 class RankProcess:
     """Says where it is; then builds the object that it is there for; then passes calls to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Path) -> None:
+        report_to(progress)
         self._object: Any = None
         self._identity: str | None = None
 
@@ -57,7 +61,8 @@ class RankProcess:
             return int(listener.getsockname()[1])
 
     def build(self, identity: str, module: str, name: str, *arguments: Any) -> None:
-        self._object = getattr(importlib.import_module(module), name)(*arguments)
+        with doing("build"):
+            self._object = getattr(importlib.import_module(module), name)(*arguments)
         self._identity = identity
 
     def is_built(self, identity: str) -> bool:
@@ -65,7 +70,8 @@ class RankProcess:
         return self._identity == identity
 
     def call(self, method: str, *arguments: Any) -> Any:
-        return getattr(self._object, method)(*arguments)
+        with doing(method):
+            return getattr(self._object, method)(*arguments)
 
 
 def end_of_log(place: Place) -> str:

@@ -7,18 +7,19 @@ anew, and whoever needs them restores what was in them.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from rlcore.cluster import placement
 from rlcore.cluster.rank_process import Place, RankProcess, end_of_log
-from rlcore.cluster.residents import actor_names, create, end, engine_clock, find, namespace
+from rlcore.cluster.residents import actor_names, create, end, find, namespace
+from rlcore.cluster.waiting import Call, Supervision, as_settled, engine_clock, results_of
+from rlcore.deadlines import DeadlineExceeded, StageStalled
+from rlcore.progress import progress_file
 
 GRACE_SECONDS = 3.0
 """How long the other ranks have to end too once one has failed: the first to fail need not be the cause."""
@@ -49,18 +50,23 @@ class World:
     role: str
     run_id: str
     ranks: tuple[Rank, ...]
+    supervision: Supervision
 
-    def call(self, method: str, *arguments: Any) -> list[Any]:
+    def call(self, method: str, *arguments: Any, silent: bool = False) -> list[Any]:
         """What the method returned, by rank. The time counts as engine time of the running stage.
 
         Where ranks failed, but not all of them alike, the others may wait for them, or be out of step with them. Then
         all are ended before the error is raised.
 
+        Args:
+            silent: the method shows no progress while it lasts.
+
         Raises:
             RankFailed: the process of a rank died.
+            StageStalled, DeadlineExceeded: ranks hang, or take too long. All are ended then.
             Exception: what the method raised, as it was raised, with the rank in a note.
         """
-        return self._results(method, [rank.actor.call.remote(method, *arguments) for rank in self.ranks])
+        return self._results(method, _calls(self.role, self._actors, "call", method, *arguments), silent)
 
     def build(
         self, identity: str, module: str, name: str, arguments: Callable[[int, str, int], tuple[Any, ...]]
@@ -75,16 +81,39 @@ class World:
             as `call`.
         """
         first = self.ranks[0]
-        port = ray.get(first.actor.free_port.remote())
+        [port] = self._results("free_port", _calls(self.role, self._actors[:1], "free_port"))
         calls = [
-            rank.actor.build.remote(identity, module, name, *arguments(number, first.place.address, port))
+            Call(
+                _actor_name(self.role, number),
+                rank.actor,
+                rank.actor.build.remote(identity, module, name, *arguments(number, first.place.address, port)),
+            )
             for number, rank in enumerate(self.ranks)
         ]
-        self._results("build", calls)
+        self._results("build", calls, silent=True)
 
-    def _results(self, doing: str, calls: Sequence[ray.ObjectRef]) -> list[Any]:
+    @property
+    def _actors(self) -> list[ActorHandle]:
+        return [rank.actor for rank in self.ranks]
+
+    def _results(self, doing: str, calls: Sequence[Call], silent: bool = False) -> list[Any]:
+        deadlines = self.supervision.deadlines
+        silence = deadlines.silent_seconds if silent else deadlines.stall_seconds
+        results: dict[int, Any] = {}
+        errors: dict[int, RayError] = {}
         with engine_clock():
-            results, errors = _settled(calls)
+            try:
+                for settled in as_settled(
+                    calls, f"{doing} by {self.role}", self.supervision, silence, grace=GRACE_SECONDS
+                ):
+                    if settled.error is None:
+                        results[settled.number] = settled.result
+                    else:
+                        errors[settled.number] = settled.error
+            except (StageStalled, DeadlineExceeded):
+                if self._is_current():
+                    end_world(self.role, self.run_id)
+                raise
             if errors:
                 self._fail(doing, errors)
         return [results[number] for number in range(len(calls))]
@@ -120,6 +149,7 @@ def world(
     environment: dict[str, str],
     kind: tuple[str, str],
     arguments: Callable[[int, str, int], tuple[Any, ...]],
+    supervision: Supervision,
     identity: str = "",
 ) -> World:
     """The run's ranks of that role; all made anew where they are fewer or more, or one is not built, or otherwise.
@@ -135,12 +165,14 @@ def world(
     Raises:
         NoRoom: the cluster has not the GPUs.
         RankFailed: a process died while it was made.
+        StageStalled, DeadlineExceeded: a rank hangs, or takes too long.
         Exception: what the class raised.
     """
+    actors = [actor for number in range(size) if (actor := find(_actor_name(role, number), run_id))]
+    complete = len(actors) == size == len(_names(role, run_id))
+    if complete and _all_built(actors, role, identity, supervision):
+        return _located(role, run_id, actors, supervision)
     with engine_clock():
-        actors = [actor for number in range(size) if (actor := find(f"{role}-{number}", run_id))]
-        if len(actors) == size == len(_names(role, run_id)) and _all_built(actors, identity):
-            return _located(role, run_id, actors)
         end_world(role, run_id)
     try:
         with engine_clock():
@@ -148,15 +180,16 @@ def world(
             actors = [
                 create(
                     RankProcess,
-                    f"{role}-{number}",
+                    _actor_name(role, number),
                     run_id,
+                    (progress_file(supervision.directory, _actor_name(role, number)),),
                     environment=environment,
                     num_gpus=num_gpus,
                     scheduling_strategy=room.place(number),
                 )
                 for number in range(size)
             ]
-            made = _located(role, run_id, actors)
+        made = _located(role, run_id, actors, supervision)
         made.build(identity, *kind, arguments)
     except BaseException:
         end_world(role, run_id)
@@ -179,51 +212,50 @@ def _room(role: str, run_id: str) -> str:
     return f"{namespace(run_id)}/{role}"
 
 
-def _located(role: str, run_id: str, actors: Sequence[ActorHandle]) -> World:
-    places = ray.get([actor.place.remote() for actor in actors])
+def _actor_name(role: str, number: int) -> str:
+    return f"{role}-{number}"
+
+
+def _calls(role: str, actors: Sequence[ActorHandle], method: str, *arguments: Any) -> list[Call]:
+    """The same call of each rank."""
+    return [
+        Call(_actor_name(role, number), actor, getattr(actor, method).remote(*arguments))
+        for number, actor in enumerate(actors)
+    ]
+
+
+def _located(role: str, run_id: str, actors: Sequence[ActorHandle], supervision: Supervision) -> World:
+    """
+    Raises:
+        RayActorError: a rank died.
+        StageStalled: a rank does not come up, or does not answer.
+    """
+    places = results_of(
+        _calls(role, actors, "place"), f"start of {role}", supervision, supervision.deadlines.silent_seconds
+    )
     ranks = zip(actors, places, strict=True)
     return World(
         role,
         run_id,
         tuple(Rank(actor, f"{role} rank {number}", place) for number, (actor, place) in enumerate(ranks)),
+        supervision,
     )
 
 
-def _all_built(actors: Sequence[ActorHandle], identity: str) -> bool:
+def _all_built(actors: Sequence[ActorHandle], role: str, identity: str, supervision: Supervision) -> bool:
     """Whether every rank holds its object.
 
     One that was never told to build it says so at once. The others may meanwhile wait for it where the ranks meet, so
     the first such answer decides.
     """
-    pending = [actor.is_built.remote(identity) for actor in actors]
-    while pending:
-        done, pending = ray.wait(pending)
-        try:
-            if not ray.get(done[0]):
+    calls = _calls(role, actors, "is_built", identity)
+    with engine_clock():
+        for settled in as_settled(calls, f"is_built by {role}", supervision, supervision.deadlines.stall_seconds):
+            if settled.error is not None:
+                logger.warning("a rank is gone: %s", settled.error)
+            if not settled.result:
                 return False
-        except RayError as error:
-            logger.warning("a rank is gone: %s", error)
-            return False
     return True
-
-
-def _settled(calls: Sequence[ray.ObjectRef]) -> tuple[dict[int, Any], dict[int, RayError]]:
-    """Results and errors by rank, each in the order they came; after the first error, those of GRACE_SECONDS."""
-    results: dict[int, Any] = {}
-    errors: dict[int, RayError] = {}
-    number_of = {call: number for number, call in enumerate(calls)}
-    pending, deadline = list(calls), 0.0
-    while pending:
-        done, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()) if errors else None)
-        if not done:
-            break
-        number = number_of[done[0]]
-        try:
-            results[number] = ray.get(done[0])
-        except RayError as error:
-            deadline = deadline or time.monotonic() + GRACE_SECONDS
-            errors[number] = error
-    return results, errors
 
 
 def _reason(death: RayError) -> str:

@@ -35,10 +35,10 @@ def replay(config: Config, store: RunStore, plan: ReplayPlan, scratch: RunStore)
     scratch.assign_run_id()
     try:
         trainer = rank_group(TRAINER, config, scratch)
-        restore(trainer, TRAINER, store, plan.start)
+        restore(config, trainer, TRAINER, store, plan.start)
         critic = rank_group(CRITIC, config, scratch) if config.algorithm.uses_critic else None
         if critic is not None:
-            restore(critic, CRITIC, store, plan.start)
+            restore(config, critic, CRITIC, store, plan.start)
         for recorded in plan.updates:
             number, batch = recorded.iteration, recorded.batch
             rows = store.read_batch(batch)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayTaskError
 
 from rlcore.cluster import placement
+from rlcore.progress import doing, progress_file, report_to
 
 QUIET_THREADS = {
     # Idle OpenMP threads that spin starve the other processes of a small machine.
@@ -41,24 +40,26 @@ STEADY_MEMORY = {
 
 END_SECONDS = 30.0
 
-_engine_seconds: ContextVar[list[float] | None] = ContextVar("engine_seconds", default=None)
-
 
 class Resident:
-    """An object of a class that only its own process imports."""
+    """An object of a class that only its own process imports, and that process's progress."""
 
-    def __init__(self, module: str, name: str, *arguments: Any) -> None:
-        self._object = getattr(importlib.import_module(module), name)(*arguments)
+    def __init__(self, progress: Path, module: str, name: str, *arguments: Any) -> None:
+        report_to(progress)
+        with doing("start"):
+            self._object = getattr(importlib.import_module(module), name)(*arguments)
 
     def call(self, method: str, *arguments: Any) -> Any:
-        return getattr(self._object, method)(*arguments)
+        with doing(method):
+            return getattr(self._object, method)(*arguments)
 
 
 class AsyncResident(Resident):
     """For a class whose methods are coroutines: calls overlap."""
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        return await getattr(self._object, method)(*arguments)
+        with doing(method):
+            return await getattr(self._object, method)(*arguments)
 
 
 def namespace(run_id: str) -> str:
@@ -104,51 +105,28 @@ def get_or_create(
     resident: type[Resident],
     name: str,
     run_id: str,
+    directory: Path,
     arguments: tuple[Any, ...],
     environment: dict[str, str],
+    *,
+    identity: str,
     num_gpus: float = 0,
 ) -> ActorHandle:
-    """The actor of that name in the run's namespace; made where it is missing."""
-    if there := find(name, run_id):
-        return there
-    return create(resident, name, run_id, arguments, environment=environment, num_gpus=num_gpus, get_if_exists=True)
+    """The actor of that name in the run's namespace; made where it is missing, or was made under other settings.
 
-
-def wait_for(*references: ray.ObjectRef) -> list[Any]:
-    """The results of actor calls. The time spent waiting counts as engine time of the running stage.
-
-    Raises:
-        What the called method raised, or RayActorError where the actor died.
+    Args:
+        directory: of the run.
+        arguments: module and class of what it holds, and the arguments of that class.
+        identity: digest of the settings that it depends on. The start of it is in the actor's full name.
     """
-    with engine_clock():
-        try:
-            return ray.get(list(references))
-        except RayTaskError as error:
-            # Ray's own text is the whole remote traceback; that stays as the cause.
-            raise error.cause from error
-
-
-@contextmanager
-def engine_clock() -> Iterator[None]:
-    """The time in this block counts as engine time of the running stage."""
-    started = time.perf_counter()
-    try:
-        yield
-    finally:
-        seconds = _engine_seconds.get()
-        if seconds is not None:
-            seconds.append(time.perf_counter() - started)
-
-
-@contextmanager
-def engine_time() -> Iterator[list[float]]:
-    """Collects the seconds of every `engine_clock` inside the block."""
-    seconds: list[float] = []
-    token = _engine_seconds.set(seconds)
-    try:
-        yield seconds
-    finally:
-        _engine_seconds.reset(token)
+    full_name = f"{name}-{identity[:12]}"
+    if there := find(full_name, run_id):
+        return there
+    end([other for other in actor_names(run_id) if other.startswith(f"{name}-")], run_id)
+    arguments = (progress_file(directory, name), *arguments)
+    return create(
+        resident, full_name, run_id, arguments, environment=environment, num_gpus=num_gpus, get_if_exists=True
+    )
 
 
 def end(names: Collection[str], run_id: str) -> None:

@@ -10,6 +10,7 @@ import ray
 
 from rlcore.cluster.ranks import World, end_world, world
 from rlcore.cluster.residents import QUIET_THREADS, STEADY_MEMORY, WAKEFUL_THREADS
+from rlcore.cluster.waiting import Supervision, stage_lock
 from rlcore.config import Config
 from rlcore.reports import UpdateReport
 from rlcore.store import RunStore
@@ -22,14 +23,17 @@ class RankGroup:
     world: World
     store: RunStore
 
-    def _call(self, method: str, *arguments: Any) -> list[Any]:
+    def _call(self, method: str, *arguments: Any, silent: bool = False) -> list[Any]:
         """Each rank's result.
 
         One call at a time, whichever stages make them: ranks that were reached in different order would wait for one
         another in different collectives.
+
+        Args:
+            silent: as of `World.call`.
         """
-        with self.store.lock(f"{self.world.role}-call"):
-            return self.world.call(method, *arguments)
+        with stage_lock(self.store, f"{self.world.role}-call", self.world.supervision.deadlines):
+            return self.world.call(method, *arguments, silent=silent)
 
     def _score(self, method: str, batch: pl.DataFrame) -> pl.DataFrame:
         """What each rank says of its share of the rows, in the rows' order."""
@@ -46,14 +50,14 @@ class RankGroup:
         return UpdateReport.model_validate(self._call("update", iteration, digest, ray.put(batch))[0])
 
     def save_checkpoint(self, directory: str) -> None:
-        self._call("save_checkpoint", directory)
+        self._call("save_checkpoint", directory, silent=True)
 
     def load_checkpoint(self, directory: str) -> None:
-        self._call("load_checkpoint", directory)
+        self._call("load_checkpoint", directory, silent=True)
 
     def offload(self) -> None:
         """Lend the ranks' device memory until the next call that computes."""
-        self._call("offload")
+        self._call("offload", silent=True)
 
 
 class TrainerGroup(RankGroup):
@@ -65,10 +69,10 @@ class TrainerGroup(RankGroup):
 
     def export_weights(self, path: str) -> int:
         """One safetensors file of all weights; its bytes."""
-        return int(self._call("export_weights", path)[0])
+        return int(self._call("export_weights", path, silent=True)[0])
 
     def export_huggingface(self, directory: str) -> None:
-        self._call("export_huggingface", directory)
+        self._call("export_huggingface", directory, silent=True)
 
 
 class CriticGroup(RankGroup):
@@ -122,6 +126,7 @@ def rank_group(role: Role[G], config: Config, store: RunStore) -> G:
         environment=QUIET_THREADS | STEADY_MEMORY | threads,
         kind=role.rank,
         arguments=arguments,
+        supervision=Supervision(store.directory, config.deadlines),
         identity=config.digest("seed", "model", "algorithm", "critic", "trainer", "hardware", "rollout"),
     )
     return role.group(ranks, store)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +23,7 @@ from rlcore.generation.vllm_process import (
     output_to,
 )
 from rlcore.generation.weights_file import check_weights_file
+from rlcore.progress import WRITE_SECONDS, beat, counting
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -118,7 +119,12 @@ class VLLMGenerator:
         for request in requests:
             self._check_length(request.request_id, len(request.prompt_ids), request.max_tokens)
         await self.abort(identifiers)
-        return await _all([self._generate_one(request) for request in requests])
+        finished: list[Generation] = []
+        counter = asyncio.create_task(self._count(identifiers, finished))
+        try:
+            return await _all([self._generate_one(request, finished) for request in requests])
+        finally:
+            counter.cancel()
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End running requests: they return what they have, with finish_reason `abort`. Others are ignored."""
@@ -224,13 +230,15 @@ class VLLMGenerator:
 
         try:
             outputs = self._running().generate(tokens_input(list(tokens)), sampling, request_id)
-            return [output async for output in outputs][-1]
+            last = [output async for output in outputs][-1]
         except EngineDeadError as error:
             if self._engine is None:
                 raise EngineDied(f"the vLLM engine of {self._model} was closed") from error
             raise self._died() from error
+        beat()
+        return last
 
-    async def _generate_one(self, request: GenerationRequest) -> Generation:
+    async def _generate_one(self, request: GenerationRequest, finished: list[Generation]) -> Generation:
         submitted = time.monotonic()
         sampling = whole_distribution(
             max_tokens=request.max_tokens, temperature=request.temperature, seed=request.seed, logprobs=0
@@ -239,7 +247,7 @@ class VLLMGenerator:
         completion = output.outputs[0]
         response_ids = list(completion.token_ids)
         reason: FinishReason = completion.finish_reason
-        return Generation(
+        generation = Generation(
             request_id=request.request_id,
             response_ids=response_ids,
             logprobs=list(completion.logprobs.logprobs),
@@ -250,6 +258,19 @@ class VLLMGenerator:
             text=self._running().get_tokenizer().decode(response_ids, skip_special_tokens=True),
             seconds=time.monotonic() - submitted,
         )
+        finished.append(generation)
+        return generation
+
+    async def _count(self, request_ids: Collection[str], finished: list[Generation]) -> None:
+        """Report the responses that are finished, and the tokens of all of these requests, until cancelled."""
+        own = set(request_ids)
+        with counting("responses", len(own)) as responses, counting("tokens") as tokens:
+            while self._engine is not None:
+                under_way = self._engine.output_processor.request_states.values()
+                counts = [each.detokenizer.num_output_tokens() for each in under_way if each.external_req_id in own]
+                responses(len(finished))
+                tokens(sum(len(generation.response_ids) for generation in finished) + sum(counts))
+                await asyncio.sleep(WRITE_SECONDS)
 
     async def _score_one(self, prefix: Sequence[int], token: int, temperature: float) -> float:
         sampling = whole_distribution(max_tokens=1, temperature=temperature, seed=0, logprob_token_ids=[token])

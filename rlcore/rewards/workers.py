@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 
+from rlcore.progress import counting
 from rlcore.rewards.interface import Outcome, Task
 
 logger = logging.getLogger(__name__)
@@ -126,9 +127,11 @@ class WorkerPool:
         batch = Batch(tasks)
         try:
             self._start()
-            while len(batch.outcomes) < len(tasks):
-                self._hand_out(batch)
-                self._collect(batch)
+            with counting("gradings", len(tasks)) as done:
+                while len(batch.outcomes) < len(tasks):
+                    self._hand_out(batch)
+                    self._collect(batch)
+                    done(len(batch.outcomes))
         except BaseException:
             # Outcomes still under way would be taken for those of the next call.
             self.close()

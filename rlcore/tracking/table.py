@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlcore.tracking.history import RunHistory, read_history
+from rlcore.tracking.running import counts
 
 ROWS = 15
 GAPS = (2, 1)
@@ -45,7 +46,8 @@ def render(run_directory: Path, now: float | None = None) -> RenderableType:
         FileNotFoundError: no run is there.
         StoreError: the ledger cannot be read.
     """
-    return Progress(read_history(run_directory), time.time() if now is None else now)
+    history = read_history(run_directory)
+    return Progress(history, counts(run_directory, history.running_stages), time.time() if now is None else now)
 
 
 def row_line(row: Row) -> str:
@@ -61,6 +63,8 @@ class Progress:
     """A run's history, drawn as wide as the console is."""
 
     history: RunHistory
+    counts: dict[str, str]
+    """How far the stages are that run."""
     now: float
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -71,7 +75,7 @@ class Progress:
             yield failures
         if skipped := _skipped_steps(self.history.metrics):
             yield skipped
-        yield _running(self.history, self.now)
+        yield _running(self.history, self.counts, self.now)
 
 
 def format_seconds(seconds: float) -> str:
@@ -178,7 +182,7 @@ def _skipped_steps(rows: list[Row]) -> Text | None:
     return Text(f"optimizer steps skipped, their gradients not finite: {skipped}", style="yellow") if skipped else None
 
 
-def _running(history: RunHistory, now: float) -> Text:
+def _running(history: RunHistory, counts: dict[str, str], now: float) -> Text:
     number = history.finished_iterations + 1
     if number > history.config.iterations:
         return Text("finished", style="green")
@@ -188,6 +192,9 @@ def _running(history: RunHistory, now: float) -> Text:
     for entry in history.ledger:
         if entry.iteration == number:
             line.append(f" {entry.stage} {entry.seconds:.1f}s ·")
-    running = (f"{stage} {max(now - since, 0):.1f}s" for stage, since in history.running_stages.items())
+    running = (
+        " ".join(filter(None, [stage, counts.get(stage), f"{max(now - since, 0):.1f}s"]))
+        for stage, since in history.running_stages.items()
+    )
     line.append(" " + ", ".join(running), style="bold cyan not dim")
     return line

@@ -20,6 +20,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 from rlcore.config import Config, TrainerConfig
+from rlcore.progress import counting
 from rlcore.trainer import cpu_platform, torch_adamw
 from rlcore.trainer.layout import Layout
 from rlcore.trainer.microbatches import MicroBatch, collate
@@ -260,7 +261,11 @@ class Learner(ABC):
             piece.train()
         self._applied.start()
         learning_rate = self.schedule.apply(iteration - 1)
-        tried = [self._step(iteration, batch, mini_batch) for mini_batch in schedule]
+        tried = []
+        with counting("optimizer steps", len(schedule)) as done:
+            for mini_batch in schedule:
+                tried.append(self._step(iteration, batch, mini_batch))
+                done(len(tried))
         steps = [metrics for metrics in tried if metrics is not None]
         measured = steps or [{"grad_norm": 0.0, **self._accumulate_gradients(batch, [], totals)}]
         seconds = time.monotonic() - started

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
+from rlcore.progress import counting
 from rlcore.trainer.context import places
 from rlcore.trainer.microbatches import MicroBatch
 
@@ -57,22 +59,27 @@ def _run(
     if not micro_batches:
         return []
     run = get_forward_backward_func()
-    results: list[Any] = run(
-        forward_step_func=partial(_forward, calculate),
-        data_iterator=[iter(micro_batches) for _ in pieces],
-        model=list(pieces),
-        num_microbatches=len(micro_batches),
-        # Not read: the stages tell one another the shapes.
-        seq_length=1,
-        micro_batch_size=1,
-        forward_only=forward_only,
-        collect_non_loss_data=forward_only,
-    )
+    with counting("micro-batches", len(micro_batches) * len(pieces)) as done:
+        results: list[Any] = run(
+            forward_step_func=partial(_forward, calculate, count(1), done),
+            data_iterator=[iter(micro_batches) for _ in pieces],
+            model=list(pieces),
+            num_microbatches=len(micro_batches),
+            # Not read: the stages tell one another the shapes.
+            seq_length=1,
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
     return results
 
 
 def _forward(
-    calculate: Callable[..., Any], micro_batches: Iterator[MicroBatch], piece: nn.Module
+    calculate: Callable[..., Any],
+    numbers: Iterator[int],
+    done: Callable[[int], None],
+    micro_batches: Iterator[MicroBatch],
+    piece: nn.Module,
 ) -> tuple[Any, Callable[..., Any]]:
     micro = next(micro_batches)
     ranks = parallel_state.get_context_parallel_world_size()
@@ -80,4 +87,5 @@ def _forward(
     outputs = piece(
         micro.input_ids[:, own], micro.positions[:, own], micro.layout, labels=micro.labels, loss_mask=micro.scored
     )
+    done(next(numbers))
     return outputs, partial(calculate, micro)

@@ -115,6 +115,7 @@ def test_every_stage_says_which_fields_it_reads_and_the_others_decide_no_number(
 def test_what_no_stage_reads_may_change_at_any_time(finished: Finished) -> None:
     run = finished(2)
     free = ["iterations=50", "eval_steps=1", "save_best=null", "tracking.wandb=off", "sync.probe_tolerance=0.5"]
+    free += ["deadlines.stall_seconds=60"]
     layout = ["trainer.world_size=4", "trainer.tensor_model_parallel_size=2", "trainer.recompute=full"]
     again, _ = open_run("arithmetic", [*run.overrides, *free, *layout, "hardware.max_num_seqs=3"])
     assert again.iterations == 50 and again.trainer.data_parallel_size == 2

@@ -200,7 +200,7 @@ def grade_by_turns(store: RunStore) -> tuple[list[float], int]:
         found = []
         for grader in ("math", "format"):
             config = compose("arithmetic", [f"rewards.arithmetic.grader={grader}"])
-            found += graders(config, store.run_id).grade(pl.DataFrame([row]))["reward"].to_list()
+            found += graders(config, store).grade(pl.DataFrame([row]))["reward"].to_list()
         return found, len(actor_names(store.run_id))
     finally:
         release(store.run_id)

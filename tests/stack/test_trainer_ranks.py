@@ -29,9 +29,11 @@ from rlcore.batches import TrainBatch
 from rlcore.cluster import placement
 from rlcore.cluster.policy import trainer_for_update
 from rlcore.cluster.ranks import GRACE_SECONDS, RankFailed, World, world
-from rlcore.cluster.residents import QUIET_THREADS, actor_names, engine_time, namespace, release
+from rlcore.cluster.residents import QUIET_THREADS, actor_names, namespace, release
 from rlcore.cluster.trainer import TrainerGroup
+from rlcore.cluster.waiting import Supervision, engine_time
 from rlcore.config import Config
+from rlcore.deadlines import Deadlines
 from rlcore.reports import UpdateReport
 from rlcore.store import BatchRef, LedgerEntry, RunStore
 from rlcore.trainer.updates import UpdateRefused
@@ -68,6 +70,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RUNS_OF_RANKS", str(logs / "runs"))
         # Set, it means that no other node may join.
         patch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", raising=False)
         try:
@@ -86,6 +89,11 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 node.wait(60)
 
 
+def supervision(run_id: str) -> Supervision:
+    """Of a run whose directory is in the environment, where also other processes find it."""
+    return Supervision(Path(os.environ["RUNS_OF_RANKS"]) / run_id, Deadlines())
+
+
 def meeting(run_id: str, size: int = 2, num_gpus: float = 0.0) -> World:
     """Ranks that only meet. With GPUs, on the node that has them."""
 
@@ -93,7 +101,7 @@ def meeting(run_id: str, size: int = 2, num_gpus: float = 0.0) -> World:
         assert address == (FAR if num_gpus else NEAR)
         return address, port, size, rank == 0, timedelta(minutes=10)
 
-    return world("meeting", run_id, size, num_gpus, QUIET_THREADS, MEETING, arguments)
+    return world("meeting", run_id, size, num_gpus, QUIET_THREADS, MEETING, arguments, supervision(run_id))
 
 
 def pids(ranks: World) -> list[int]:
@@ -168,7 +176,8 @@ def test_an_error_of_all_ranks_arrives_as_it_was_raised_and_ends_none(address: s
 
 def test_ranks_that_do_not_fail_alike_are_ended(address: str) -> None:
     contents = [{"key": 1}, {}]
-    ranks = world("dict", "unlike", 2, 0.0, QUIET_THREADS, ("builtins", "dict"), lambda rank, *_: (contents[rank],))
+    kind, watching = ("builtins", "dict"), supervision("unlike")
+    ranks = world("dict", "unlike", 2, 0.0, QUIET_THREADS, kind, lambda rank, *_: (contents[rank],), watching)
     with pytest.raises(KeyError, match="'key'") as raised:
         ranks.call("__getitem__", "key")
     assert raised.value.__notes__ == [f"raised in __getitem__ by {ranks.ranks[1]}"]
@@ -184,7 +193,7 @@ def _die_while_building(address: str) -> None:
             os._exit(3)
         return address, port, 2, True, timedelta(minutes=10)
 
-    world("meeting", "orphans", 2, 0.0, QUIET_THREADS, MEETING, arguments)
+    world("meeting", "orphans", 2, 0.0, QUIET_THREADS, MEETING, arguments, supervision("orphans"))
 
 
 def test_ranks_that_a_dead_caller_left_unbuilt_are_made_anew(address: str) -> None:

@@ -6,6 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
+from rlcore.progress import Progress, Step, progress_file
 from rlcore.tracking.history import read_history, read_metrics
 from rlcore.tracking.table import format_seconds, render, row_line
 from tests.tracking.conftest import MadeUpRun
@@ -79,6 +80,20 @@ def test_title_counts_time_and_estimates_what_is_left(made_up_run: MadeUpRun) ->
 def test_the_stage_now_running_is_named_with_its_seconds(made_up_run: MadeUpRun) -> None:
     last = drawn(made_up_run, 100, now=made_up_run.now + 4.2)[-1]
     assert re.fullmatch(r"iteration 9: sample \S+s · generate \S+s · reward \S+s · advantage \S+s · update 4\.2s", last)
+
+
+def test_the_stage_now_running_shows_how_far_it_is(made_up_run: MadeUpRun) -> None:
+    steps = [
+        Step(name="update"),
+        Step(name="optimizer steps", done=1, total=4),
+        Step(name="micro-batches", done=3, total=8),
+    ]
+    progress = Progress.here().model_copy(update={"steps": steps})
+    file = progress_file(made_up_run.directory, "trainer-0")
+    file.parent.mkdir()
+    file.write_text(progress.model_dump_json())
+    text = " ".join(" ".join(drawn(made_up_run, 100, now=made_up_run.now + 4.2)).split())
+    assert text.endswith("update 1/4 optimizer steps, 3/8 micro-batches 4.2s")
 
 
 def test_stages_that_wait_for_the_same_input_run_together(made_up_run: MadeUpRun) -> None:
