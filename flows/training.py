@@ -20,11 +20,16 @@ FAILED, INTERRUPTED = 1, 130
 DRAIN_SECONDS = 5.0
 
 
+class TrainingFailed(RuntimeError):
+    """The flow failed, of its cause."""
+
+
 def train_here(settings: Config, config: str, overrides: list[str], console: Console) -> int:
     """Train to the end of the configuration; the exit status.
 
     Raises:
-        FileNotFoundError, DatasetError, ServiceError, RunConflict, RunBusy: before the training started.
+        FileNotFoundError, DatasetError, RunConflict, RunBusy: before the training started.
+        ServiceError: a service did not start, or died.
     """
     model_directory(settings.model)
     model_directory(settings.critic_model, key="critic.path")
@@ -32,26 +37,30 @@ def train_here(settings: Config, config: str, overrides: list[str], console: Con
     store = open_run(config, overrides)[1]
     directory = store.directory
     started = time.monotonic()
-    with ExitStack() as stack:
-        stack.enter_context(owned(store))
-        try:
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(owned(store))
             with console.status("starting the Prefect server and Ray"):
                 api_url = stack.enter_context(services.available(directory / "services"))
             ui_url = api_url.removesuffix("/api")
             console.print(f"run {directory} · Prefect UI {ui_url}", highlight=False, soft_wrap=True)
-            error = _train(config, overrides, directory, console)
-        except KeyboardInterrupt:
-            console.print("interrupted: the same command goes on from here", highlight=False)
-            return INTERRUPTED
-    if error is not None:
-        _explain(error, directory, console)
+            _train(config, overrides, directory, console)
+    except KeyboardInterrupt:
+        console.print("interrupted: the same command goes on from here", highlight=False)
+        return INTERRUPTED
+    except TrainingFailed as failed:
+        _explain(failed.__cause__ or failed, directory, console)
         return FAILED
     console.print(last_line(directory, time.monotonic() - started), highlight=False, soft_wrap=True)
     return 0
 
 
-def _train(config: str, overrides: list[str], directory: Path, console: Console) -> Exception | None:
-    """Run the flow under the live table; what it failed with."""
+def _train(config: str, overrides: list[str], directory: Path, console: Console) -> None:
+    """Run the flow under the live table.
+
+    Raises:
+        TrainingFailed: from what the flow failed with.
+    """
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogHandler
 
@@ -64,15 +73,14 @@ def _train(config: str, overrides: list[str], directory: Path, console: Console)
             asyncio.run(train(config, overrides))
         except Exception as error:
             logging.getLogger("rlvr").exception("the training failed")
-            return error
+            raise TrainingFailed from error
         finally:
             # What is still on its way to the server has to arrive before the server is stopped.
             EventsWorker.drain_all(timeout=DRAIN_SECONDS)
             APILogHandler().flush()
-    return None
 
 
-def _explain(error: Exception, directory: Path, console: Console) -> None:
+def _explain(error: BaseException, directory: Path, console: Console) -> None:
     where = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
     console.print("[bold red]error:[/]", end=" ")
     console.print(f"{type(error).__name__}{where}: {error}", highlight=False, markup=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from rlcore.cluster import placement
 
@@ -40,6 +40,8 @@ STEADY_MEMORY = {
 }
 
 END_SECONDS = 30.0
+BUSY_SECONDS = 1.0
+"""So long an actor that is at something else may take to say that it is there."""
 
 _engine_seconds: ContextVar[list[float] | None] = ContextVar("engine_seconds", default=None)
 
@@ -108,10 +110,31 @@ def get_or_create(
     environment: dict[str, str],
     num_gpus: float = 0,
 ) -> ActorHandle:
-    """The actor of that name in the run's namespace; made where it is missing."""
-    if there := find(name, run_id):
-        return there
+    """The actor of that name in the run's namespace; made where it is missing, or dead.
+
+    Raises:
+        TimeoutError: one that is dead still has the name after END_SECONDS.
+    """
+    with engine_clock():
+        deadline = time.monotonic() + END_SECONDS
+        while there := find(name, run_id):
+            if _is_alive(there):
+                return there
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the dead actor {name} of run {run_id} kept its name for {END_SECONDS:.0f} s")
+            time.sleep(0.05)
     return create(resident, name, run_id, arguments, environment=environment, num_gpus=num_gpus, get_if_exists=True)
+
+
+def _is_alive(actor: ActorHandle) -> bool:
+    """Whether its process is there: one that just died can be found by name for a moment. A busy one is there."""
+    ready = actor.__ray_ready__.remote()
+    if ray.wait([ready], timeout=BUSY_SECONDS)[0]:
+        try:
+            ray.get(ready)
+        except RayActorError:
+            return False
+    return True
 
 
 def wait_for(*references: ray.ObjectRef) -> list[Any]:

@@ -159,8 +159,8 @@ def test_two_deployment_runs_continue_one_run_and_a_killed_worker_loses_nothing(
 
     killed = run_deployment(up, overrides)
     wait_until(lambda: "generate" in stages_done(store, 2), "iteration 2 has generated")
-    worker = running(up).processes[-1]
-    assert worker.name == services.WORKER
+    worker = running(up).named(services.WORKER)
+    assert worker is not None
     family = psutil.Process(worker.pid)
     for process in [family, *family.children(recursive=True)]:
         process.kill()
