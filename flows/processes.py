@@ -111,7 +111,8 @@ def end(service: Service) -> bool:
             process.terminate()
         psutil.wait_procs([process], timeout=STOP_SECONDS)
     family += [left for left in marked({service.mark}) if left not in family]
-    _, alive = psutil.wait_procs(family, timeout=2.0)
+    # What was told to end gets a moment to do so; what lost its parent was told nothing.
+    _, alive = psutil.wait_procs(family, timeout=2.0 if process else 0)
     for survivor in alive:
         with suppress(psutil.NoSuchProcess):
             survivor.kill()

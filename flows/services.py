@@ -42,6 +42,8 @@ HEARTBEAT_SECONDS = 30
 """Between two signs of life of a flow run; Prefect takes no fewer."""
 WATCH_SECONDS = 1.0
 """How often a training looks whether its services are alive."""
+INTERRUPT_SECONDS = 4.0
+"""How long a training that was interrupted has to end, before it is interrupted again."""
 NOTICE_SECONDS = 5.0
 """How long after a training failed one of its services may turn out to be the cause: `ray start` looks once a second
 whether its processes are alive, and then ends the others."""
@@ -184,17 +186,22 @@ def watched(services: Services) -> Iterator[None]:
         while not ended.wait(WATCH_SECONDS):
             if services.dead():
                 os.kill(os.getpid(), signal.SIGINT)
-                return
+                # Who then waits for the dead one, to tell it of the interrupt, is interrupted too.
+                ended.wait(INTERRUPT_SECONDS)
 
     watching = threading.Thread(target=watch, name="services", daemon=True)
     watching.start()
     try:
         yield
     except BaseException as error:
+        ended.set()
         if isinstance(error, Exception):
             wait_until(lambda: bool(services.dead()), NOTICE_SECONDS)
         if dead := services.dead():
-            raise ServiceError(f"{dead[0].name} died during the training, which goes on from here by the same command; {dead[0].log_end()}") from error
+            raise ServiceError(
+                f"{dead[0].name} died during the training, which goes on from here by the same command; "
+                f"{dead[0].log_end()}"
+            ) from error
         raise
     finally:
         ended.set()

@@ -64,7 +64,8 @@ class StageRunner(RayTaskRunner[Any]):
     def __exit__(self, *exc_info: Any) -> None:
         """Interrupt the stages that still run, then leave the cluster, if this runner entered it."""
         running = ray.wait(self._submitted, num_returns=len(self._submitted), timeout=0)[1] if self._submitted else []
-        for stage in running:
+        # The last first: one whose inputs failed would start, only to say so.
+        for stage in reversed(running):
             ray.cancel(stage)
         if running:
             ray.wait(running, num_returns=len(running), timeout=INTERRUPT_SECONDS)
