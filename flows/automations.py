@@ -45,7 +45,7 @@ def crash_automation() -> AutomationCore:
 
 
 def apply() -> None:
-    """Make the automation, where the server has none of that name: one made anew forgets which flow runs it waits for."""
+    """Make the automation, unless the server has it: one made anew would have forgotten whom it waits for."""
     with get_client(sync_client=True) as client:
         if not client.read_automations_by_name(NAME):
             client.create_automation(crash_automation())

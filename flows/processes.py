@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,7 +25,11 @@ MARK = "RLVR_SERVICE"
 
 
 class ServiceError(RuntimeError):
-    """A service did not start or died, or what it needs is taken."""
+    """A service did not start, or what it needs is taken."""
+
+
+class ServiceDied(ServiceError):
+    """A service ended while it was needed."""
 
 
 class Service(BaseModel):
@@ -107,7 +111,8 @@ def end(service: Service) -> bool:
     # Between being found and being ended any of them may end by itself.
     if process is not None:
         with suppress(psutil.NoSuchProcess):
-            family += process.children(recursive=True)
+            # What a supervisor started are services of their own.
+            family += [child for child in process.children(recursive=True) if _mark_of(child) in (None, service.mark)]
             process.terminate()
         psutil.wait_procs([process], timeout=STOP_SECONDS)
     family += [left for left in marked({service.mark}) if left not in family]
@@ -122,14 +127,14 @@ def end(service: Service) -> bool:
 
 def marked(marks: Collection[str]) -> list[psutil.Process]:
     """The live processes that were handed one of the marks."""
-    return list(_marked(marks))
+    return [process for process in psutil.process_iter() if _mark_of(process) in marks]
 
 
-def _marked(marks: Collection[str]) -> Iterator[psutil.Process]:
-    for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            if process.environ().get(MARK) in marks:
-                yield process
+def _mark_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(MARK)
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return None
 
 
 def free_port() -> int:

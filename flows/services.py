@@ -27,6 +27,7 @@ from pydantic import BaseModel
 from flows.processes import (
     HOST,
     Service,
+    ServiceDied,
     ServiceError,
     await_ready,
     end,
@@ -149,7 +150,8 @@ def available(log_directory: Path) -> Iterator[str]:
     free ports, which end with the block.
 
     Raises:
-        ServiceError: one of the new ones did not start, or died.
+        ServiceError: one of the new ones did not start.
+        ServiceDied: one of them died.
     """
     if os.environ.keys() >= {"PREFECT_API_URL", "RAY_ADDRESS"}:
         yield os.environ["PREFECT_API_URL"]
@@ -178,7 +180,7 @@ def watched(services: Services) -> Iterator[None]:
     """The block is interrupted as by Ctrl-C when a service dies.
 
     Raises:
-        ServiceError: instead of what the block raises, where a service died; with the end of its log.
+        ServiceDied: instead of what the block raises, where a service died; with the end of its log.
     """
     ended = threading.Event()
 
@@ -198,7 +200,7 @@ def watched(services: Services) -> Iterator[None]:
         if isinstance(error, Exception):
             wait_until(lambda: bool(services.dead()), NOTICE_SECONDS)
         if dead := services.dead():
-            raise ServiceError(
+            raise ServiceDied(
                 f"{dead[0].name} died during the training, which goes on from here by the same command; "
                 f"{dead[0].log_end()}"
             ) from error

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -15,6 +17,7 @@ from flows.runs import open_run
 from rlcore.config import Config, model_directory
 from rlcore.data.prompts import check_datasets
 from rlcore.ownership import owned
+from rlcore.store import RunStore
 
 FAILED, INTERRUPTED = 1, 130
 DRAIN_SECONDS = 5.0
@@ -29,7 +32,7 @@ def train_here(settings: Config, config: str, overrides: list[str], console: Con
 
     Raises:
         FileNotFoundError, DatasetError, RunConflict, RunBusy: before the training started.
-        ServiceError: a service did not start, or died.
+        ServiceError: a service did not start.
     """
     model_directory(settings.model)
     model_directory(settings.critic_model, key="critic.path")
@@ -48,6 +51,9 @@ def train_here(settings: Config, config: str, overrides: list[str], console: Con
     except KeyboardInterrupt:
         console.print("interrupted: the same command goes on from here", highlight=False)
         return INTERRUPTED
+    except services.ServiceDied as died:
+        _say(str(died), console)
+        _leave(store, console)
     except TrainingFailed as failed:
         _explain(failed.__cause__ or failed, directory, console)
         return FAILED
@@ -82,13 +88,27 @@ def _train(config: str, overrides: list[str], directory: Path, console: Console)
 
 def _explain(error: BaseException, directory: Path, console: Console) -> None:
     where = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
-    console.print("[bold red]error:[/]", end=" ")
-    console.print(f"{type(error).__name__}{where}: {error}", highlight=False, markup=False, soft_wrap=True)
+    _say(f"{type(error).__name__}{where}: {error}", console)
     console.print(
         f"The traceback is in {_log_path(directory)}. The same command goes on at the failed stage.",
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _say(error: str, console: Console) -> None:
+    console.print("[bold red]error:[/]", end=" ")
+    console.print(error, highlight=False, markup=False, soft_wrap=True)
+
+
+def _leave(store: RunStore, console: Console) -> NoReturn:
+    """End this process at once. At an ordinary exit Prefect waits minutes for a dead server to take what is left."""
+    from flows.publish import tracker
+
+    if tracker.cache_info().currsize:
+        tracker(store.url).close()
+    console.file.flush()
+    os._exit(FAILED)
 
 
 def last_line(directory: Path, seconds: float) -> str:

@@ -1,8 +1,8 @@
 """What Prefect tries again by itself: a stage whose processes died, three times, with longer and longer pauses.
 
 A stage that finds a process dead makes it anew and restores what was in it, so another attempt may succeed. What would
-fail the same way again (a batch that breaks its schema, a refused update, a wrong configuration) is not attempted again,
-and neither is what nobody has judged.
+fail the same way again (a batch that breaks its schema, a refused update, a wrong configuration) is not attempted
+again, and neither is what nobody has judged.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from flows import processes, services, supervisor
-from flows.processes import MARK, ServiceError, start_process
+from flows.processes import MARK, ServiceDied, ServiceError, end, start_process
 from flows.services import RAY, SERVER, WORKER, Services
 from flows.supervisor import RESTARTS, WINDOW_SECONDS, Budget, Supervisor
 
@@ -106,6 +106,25 @@ def test_the_flow_runs_of_a_dead_worker_go_on(up: Services) -> None:
     assert not psutil.pid_exists(flow_run.pid), "`rlvr down` left a flow run"
 
 
+def test_ending_the_supervisor_leaves_what_it_started_to_be_ended_in_order(up: Services, tmp_path: Path) -> None:
+    """A service that the supervisor started is its child."""
+    start = f"""
+import sys, time
+from pathlib import Path
+from flows.processes import start_process
+print(start_process("child", {SLEEP!r}, {{}}, Path({str(tmp_path)!r}) / "child.log").model_dump_json(), flush=True)
+time.sleep(60)
+"""
+    log = tmp_path / "parent.log"
+    parent = start_process("parent", [sys.executable, "-c", start], {}, log)
+    deadline = time.monotonic() + 20
+    while not log.read_text().endswith("\n") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child = processes.Service.model_validate_json(log.read_text())
+    assert end(parent) and child.process() is not None
+    assert end(child) and child.process() is None
+
+
 def test_a_service_that_dies_too_often_is_given_up_with_its_last_lines(
     up: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,11 +160,11 @@ def test_a_service_that_does_not_come_up_is_tried_again(up: Services, monkeypatc
 
 def test_a_killed_service_interrupts_the_training_that_owns_it(up: Services) -> None:
     started = time.monotonic()
-    with pytest.raises(ServiceError, match=r"(?s)ray-head died during the training.*goes on.*the end of .*at work"):
-        with services.watched(up):
-            time.sleep(0.5)
-            kill(RAY)
-            time.sleep(30)
+    said = r"(?s)ray-head died during the training.*goes on.*the end of .*at work"
+    with pytest.raises(ServiceDied, match=said), services.watched(up):
+        time.sleep(0.5)
+        kill(RAY)
+        time.sleep(30)
     assert time.monotonic() - started < 10
 
 
