@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,6 +56,10 @@ class Service(BaseModel):
 
     def log_end(self) -> str:
         return f"the end of {self.log}:\n{last_lines(self.log)}"
+
+
+def dead_of(services: Iterable[Service]) -> list[Service]:
+    return [service for service in services if service.process() is None]
 
 
 def mark(name: str, log: str | Path) -> str:

@@ -11,11 +11,8 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-import signal
 import subprocess
 import sys
-import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -30,24 +27,19 @@ from flows.processes import (
     ServiceDied,
     ServiceError,
     await_ready,
+    dead_of,
     end,
     free_port,
     refuse_taken_port,
     start_process,
 )
+from flows.watch import watched
 from rlcore.pretrained import cache_directory
 
 POOL = "rlvr"
 SERVER, RAY, WORKER, SUPERVISOR = "prefect-server", "ray-head", "prefect-worker", "supervisor"
 HEARTBEAT_SECONDS = 30
 """Between two signs of life of a flow run; Prefect takes no fewer."""
-WATCH_SECONDS = 1.0
-"""How often a training looks whether its services are alive."""
-INTERRUPT_SECONDS = 4.0
-"""How long a training that was interrupted has to end, before it is interrupted again."""
-NOTICE_SECONDS = 5.0
-"""How long after a training failed one of its services may turn out to be the cause: `ray start` looks once a second
-whether its processes are alive, and then ends the others."""
 
 
 class Services(BaseModel):
@@ -99,7 +91,7 @@ class Services(BaseModel):
         self.processes[place : place + 1] = [service]
 
     def dead(self) -> list[Service]:
-        return [service for service in self.processes if service.process() is None]
+        return dead_of(self.processes)
 
 
 def record_path() -> Path:
@@ -143,11 +135,14 @@ def use(services: Services) -> None:
 
 
 @contextmanager
-def available(log_directory: Path) -> Iterator[str]:
+def available(log_directory: Path, abandon: Callable[[ServiceDied], object]) -> Iterator[str]:
     """Services to train with; the address of Prefect's API.
 
     Those that PREFECT_API_URL and RAY_ADDRESS name, where both are set; else those of `rlvr up`; else new ones on
     free ports, which end with the block.
+
+    Args:
+        abandon: as that of `watched`.
 
     Raises:
         ServiceError: one of the new ones did not start.
@@ -169,52 +164,10 @@ def available(log_directory: Path) -> Iterator[str]:
         start_ray(services, end_with_parent=True)
         await_server(services)
         await_ray(services)
-        with watched(services):
+        with watched(services.processes, abandon):
             yield services.api_url
     finally:
         stop(services)
-
-
-@contextmanager
-def watched(services: Services) -> Iterator[None]:
-    """The block is interrupted as by Ctrl-C when a service dies.
-
-    Raises:
-        ServiceDied: instead of what the block raises, where a service died; with the end of its log.
-    """
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(WATCH_SECONDS):
-            if services.dead():
-                os.kill(os.getpid(), signal.SIGINT)
-                # Who then waits for the dead one, to tell it of the interrupt, is interrupted too.
-                ended.wait(INTERRUPT_SECONDS)
-
-    watching = threading.Thread(target=watch, name="services", daemon=True)
-    watching.start()
-    try:
-        yield
-    except BaseException as error:
-        ended.set()
-        if isinstance(error, Exception):
-            wait_until(lambda: bool(services.dead()), NOTICE_SECONDS)
-        if dead := services.dead():
-            raise ServiceDied(
-                f"{dead[0].name} died during the training, which goes on from here by the same command; "
-                f"{dead[0].log_end()}"
-            ) from error
-        raise
-    finally:
-        ended.set()
-        watching.join()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    """Until it holds, but not longer than that."""
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.2)
 
 
 def start(prefect_port: int, ray_port: int) -> Services:

@@ -13,6 +13,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from flows import services
+from flows.processes import ServiceDied
 from flows.runs import open_run
 from rlcore.config import Config, model_directory
 from rlcore.data.prompts import check_datasets
@@ -40,20 +41,27 @@ def train_here(settings: Config, config: str, overrides: list[str], console: Con
     store = open_run(config, overrides)[1]
     directory = store.directory
     started = time.monotonic()
+
+    def abandon(died: ServiceDied) -> NoReturn:
+        """End at once. At an ordinary exit Prefect waits minutes for a dead server to take what is left."""
+        _say(str(died), console)
+        console.file.flush()
+        os._exit(FAILED)
+
     try:
         with ExitStack() as stack:
             stack.enter_context(owned(store))
             with console.status("starting the Prefect server and Ray"):
-                api_url = stack.enter_context(services.available(directory / "services"))
+                api_url = stack.enter_context(services.available(directory / "services", abandon))
             ui_url = api_url.removesuffix("/api")
             console.print(f"run {directory} · Prefect UI {ui_url}", highlight=False, soft_wrap=True)
             _train(config, overrides, directory, console)
     except KeyboardInterrupt:
         console.print("interrupted: the same command goes on from here", highlight=False)
         return INTERRUPTED
-    except services.ServiceDied as died:
-        _say(str(died), console)
-        _leave(store, console)
+    except ServiceDied as died:
+        _close_tracker(store)
+        abandon(died)
     except TrainingFailed as failed:
         _explain(failed.__cause__ or failed, directory, console)
         return FAILED
@@ -101,14 +109,11 @@ def _say(error: str, console: Console) -> None:
     console.print(error, highlight=False, markup=False, soft_wrap=True)
 
 
-def _leave(store: RunStore, console: Console) -> NoReturn:
-    """End this process at once. At an ordinary exit Prefect waits minutes for a dead server to take what is left."""
+def _close_tracker(store: RunStore) -> None:
     from flows.publish import tracker
 
     if tracker.cache_info().currsize:
         tracker(store.url).close()
-    console.file.flush()
-    os._exit(FAILED)
 
 
 def last_line(directory: Path, seconds: float) -> str:

@@ -27,7 +27,7 @@ from ray.exceptions import (
 from rlcore.cluster.ranks import RankFailed
 from rlcore.generation.interface import EngineDied
 
-PAUSES_SECONDS = [1, 5, 20]
+PAUSES_SECONDS = [1.0, 5.0, 20.0]
 """Before each further attempt."""
 
 TRANSIENT: tuple[type[Exception], ...] = (

@@ -13,10 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows import processes, services, supervisor
+from flows import processes, services, supervisor, watch
 from flows.processes import MARK, ServiceDied, ServiceError, end, start_process
 from flows.services import RAY, SERVER, WORKER, Services
 from flows.supervisor import RESTARTS, WINDOW_SECONDS, Budget, Supervisor
+from flows.watch import watched
 
 SLEEP = [sys.executable, "-c", "import time; print('at work', flush=True); time.sleep(60)"]
 
@@ -158,10 +159,37 @@ def test_a_service_that_does_not_come_up_is_tried_again(up: Services, monkeypatc
     assert services.recorded() is not None
 
 
+def never(died: ServiceDied) -> None:
+    raise AssertionError("abandoned") from died
+
+
+def test_a_training_that_no_interrupt_ends_is_abandoned_with_its_services_stopped(
+    up: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "INTERRUPT_SECONDS", 0.2)
+    abandoned: list[str] = []
+
+    def abandon(died: ServiceDied) -> None:
+        abandoned.append(str(died))
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(ServiceDied), watched(up.processes, abandon):
+            kill(SERVER)
+            deadline = time.monotonic() + 20
+            while not abandoned and time.monotonic() < deadline:
+                time.sleep(0.1)
+            raise KeyboardInterrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(up.dead()) == len(up.processes)
+    assert len(abandoned) == 1 and abandoned[0].startswith("prefect-server died")
+
+
 def test_a_killed_service_interrupts_the_training_that_owns_it(up: Services) -> None:
     started = time.monotonic()
     said = r"(?s)ray-head died during the training.*goes on.*the end of .*at work"
-    with pytest.raises(ServiceDied, match=said), services.watched(up):
+    with pytest.raises(ServiceDied, match=said), watched(up.processes, never):
         time.sleep(0.5)
         kill(RAY)
         time.sleep(30)
@@ -169,8 +197,8 @@ def test_a_killed_service_interrupts_the_training_that_owns_it(up: Services) -> 
 
 
 def test_an_error_of_a_training_whose_services_live_is_its_own(up: Services, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "NOTICE_SECONDS", 0.1)
-    with pytest.raises(ValueError, match="its own"), services.watched(up):
+    monkeypatch.setattr(watch, "NOTICE_SECONDS", 0.1)
+    with pytest.raises(ValueError, match="its own"), watched(up.processes, never):
         raise ValueError("its own")
 
 

@@ -54,7 +54,8 @@ def run(iteration: Iteration, *failures: Exception) -> State[Any]:
     """The state of a task run whose attempts fail with these, one after the other."""
     FAILURES[:] = failures
     at_once: Task[..., Any] = fragile.with_options(retry_delay_seconds=[0.01] * len(retries.PAUSES_SECONDS))
-    state: State[Any] = run_task_sync(at_once, parameters={"iteration": iteration}, return_type="state")
+    state = run_task_sync(at_once, parameters={"iteration": iteration}, return_type="state")
+    assert isinstance(state, State)
     return state
 
 
