@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,10 +49,13 @@ class Service(BaseModel):
         """The live process."""
         try:
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.created) < 1.0
-            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+            return process if self.is_of(process) and process.status() != psutil.STATUS_ZOMBIE else None
         except psutil.NoSuchProcess:
             return None
+
+    def is_of(self, process: psutil.Process) -> bool:
+        """Whether the process is this service's, alive or a zombie, and not a later one of its number."""
+        return bool(abs(process.create_time() - self.created) < 1.0)
 
     def log_end(self) -> str:
         return f"the end of {self.log}:\n{last_lines(self.log)}"
@@ -119,7 +122,7 @@ def end(service: Service) -> bool:
             family += [child for child in process.children(recursive=True) if _mark_of(child) in (None, service.mark)]
             process.terminate()
         psutil.wait_procs([process], timeout=STOP_SECONDS)
-    family += [left for left in marked({service.mark}) if left not in family]
+    family += [left for left in members(service) if left not in family]
     # What was told to end gets a moment to do so; what lost its parent was told nothing.
     _, alive = psutil.wait_procs(family, timeout=2.0 if process else 0)
     for survivor in alive:
@@ -129,9 +132,32 @@ def end(service: Service) -> bool:
     return process is not None
 
 
-def marked(marks: Collection[str]) -> list[psutil.Process]:
-    """The live processes that were handed one of the marks."""
-    return [process for process in psutil.process_iter() if _mark_of(process) in marks]
+def members(service: Service) -> list[psutil.Process]:
+    """The live processes that a service started, of whom it need not be one any more.
+
+    By its mark, or by its session: some of Ray's overwrite their environment with a title.
+    """
+    session = _session(service)
+    return [
+        process
+        for process in psutil.process_iter()
+        if _mark_of(process) == service.mark or (session and _session_of(process) == session)
+    ]
+
+
+def _session(service: Service) -> int | None:
+    """The session that the service leads, or led. No new process gets its number as long as someone is in it."""
+    try:
+        return service.pid if service.is_of(psutil.Process(service.pid)) else None
+    except psutil.NoSuchProcess:
+        return service.pid
+
+
+def _session_of(process: psutil.Process) -> int | None:
+    try:
+        return os.getsid(process.pid)
+    except (ProcessLookupError, PermissionError):
+        return None
 
 
 def _mark_of(process: psutil.Process) -> str | None:

@@ -96,6 +96,17 @@ def test_what_a_dead_service_left_is_ended_before_it_is_started_again(up: Servic
     assert not psutil.pid_exists(left.pid)
 
 
+def test_what_a_dead_service_left_is_found_by_its_session_where_its_environment_is_overwritten(tmp_path: Path) -> None:
+    code = f"import subprocess, time; subprocess.Popen({SLEEP!r}, env={{}}); time.sleep(60)"
+    service = start_process("parent", [sys.executable, "-c", code], {}, tmp_path / "parent.log")
+    deadline = time.monotonic() + 10
+    while len(processes.members(service)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(service.pid, signal.SIGKILL)
+    (left,) = [process for process in processes.members(service) if process.pid != service.pid]
+    assert not end(service) and not left.is_running()
+
+
 def test_the_flow_runs_of_a_dead_worker_go_on(up: Services) -> None:
     worker = up.named(WORKER)
     assert worker is not None
@@ -205,4 +216,3 @@ def test_an_error_of_a_training_whose_services_live_is_its_own(up: Services, mon
 def test_the_record_is_only_for_its_owner_and_is_replaced_as_a_whole(up: Services) -> None:
     assert services.record_path().stat().st_mode & 0o777 == 0o600
     assert not [path for path in services.record_path().parent.iterdir() if path.suffix == ".new"]
-    assert processes.marked({"nobody's"}) == []

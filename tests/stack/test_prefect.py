@@ -17,7 +17,7 @@ import pytest
 
 from flows import services
 from flows.automations import SILENCE_SECONDS
-from flows.processes import free_port, marked
+from flows.processes import free_port, members
 from flows.services import HEARTBEAT_SECONDS
 from rlcore.store import RunStore
 
@@ -80,10 +80,10 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     assert started.returncode == 0, started.stdout + started.stderr
     running = recorded({"RLVR_CACHE": str(cache)})
     yield {**environment, **running.environment()}
-    marks = {service.mark for service in running.processes}
+    before = recorded(environment).processes
     down = subprocess.run([*RLVR, "down"], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert down.stdout.startswith("stopped supervisor, prefect-worker"), down.stdout + down.stderr
-    assert not marked(marks)
+    assert not [process for service in before for process in members(service)]
 
 
 def recorded(up: dict[str, str]) -> services.Services:
@@ -151,7 +151,7 @@ def engine_process(up: dict[str, str]) -> psutil.Process | None:
     """The engine's, where it is at work: it used the processor for most of the last half second."""
     head = recorded(up).named(services.RAY)
     assert head is not None
-    for process in marked({head.mark}):
+    for process in members(head):
         try:
             if process.name() == "VLLM::EngineCore" and process.cpu_percent(0.5) > 20:
                 return process
@@ -171,7 +171,7 @@ def generating(up: dict[str, str], store: RunStore, iteration: int) -> psutil.Pr
 def flow_processes(up: dict[str, str]) -> list[psutil.Process]:
     worker = recorded(up).named(services.WORKER)
     assert worker is not None
-    return [process for process in marked({worker.mark}) if process.pid != worker.pid]
+    return [process for process in members(worker) if process.pid != worker.pid]
 
 
 def test_a_killed_engine_is_survived_inside_one_flow_run(
@@ -194,7 +194,7 @@ def test_a_cancelled_iteration_stops_generating_and_the_next_run_goes_on(
     assert flow
     cancelled = subprocess.run([*PREFECT, "flow-run", "cancel", flow_run], env=up, capture_output=True, text=True)
     assert cancelled.returncode == 0, cancelled.stdout + cancelled.stderr
-    assert finished(up, flow_run) == "CANCELLED"
+    wait_for(lambda: state_of(up, flow_run) == "CANCELLED", "it is cancelled", seconds=60)
     assert not psutil.wait_procs(flow, timeout=5)[1]
     assert engine.is_running() and engine.cpu_percent(1.0) < 5
     assert [entry.stage for entry in store.ledger() if entry.iteration == 2] == ["sample"]
@@ -217,7 +217,7 @@ def test_a_run_goes_on_after_server_worker_and_flow_were_killed_and_a_cancelled_
     engine = generating(up, store, 3)
     assert updates(store) == [1, 2], "the iteration that was cancelled, then killed, was not gone on with"
     request(up, f"/flow_runs/{training}/set_state", {"state": {"type": "CANCELLING"}, "force": True})
-    assert finished(up, training) == "CANCELLED"
+    wait_for(lambda: state_of(up, training) == "CANCELLED", "it is cancelled", seconds=60)
     wait_for(lambda: not engine.is_running(), "the engine is released", seconds=20)
     assert updates(store) == [1, 2]
 
