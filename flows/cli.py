@@ -76,9 +76,12 @@ def up(
     port: Annotated[int, typer.Option(help="Port of the Prefect server and its UI.")] = DEFAULT_PORT,
     ray_port: Annotated[int, typer.Option(help="Port of the Ray head.")] = 6379,
 ) -> None:
-    """Start Prefect server, Ray head and worker on loopback, and register the deployments of prefect.yaml."""
+    """Start Prefect server, Ray head and worker on loopback, kept alive, with the deployments of prefect.yaml."""
     running = services.recorded()
     if running is None:
+        before = services.read_record()
+        for name, story in (before.given_up if before else {}).items():
+            console.print(f"{name} {story}", highlight=False, markup=False, soft_wrap=True)
         with console.status("starting Prefect server, Ray and worker"):
             running = services.start(port, ray_port)
     console.print(f"Prefect UI  {running.ui_url}\nRay         {services.HOST}:{running.ray_port}", highlight=False)

@@ -116,12 +116,14 @@ def refuse_changes(changed: Sequence[Change], before: Config, store: RunStore) -
 def open_iteration(config_name: str, overrides: Sequence[str], number: int | None) -> Iterator[Iteration]:
     """Iteration `number` of the run, or its next one; nobody else works on the run as long as it is open.
 
+    Another process that works on it is waited for.
+
     Raises:
         RunConflict: the run has not come that far, or has the iteration no more, or from the run it was forked from.
         RunBusy: another process works on it.
     """
     config, store = open_run(config_name, overrides)
-    with owned(store):
+    with owned(store, wait=True):
         following = next_iteration(config, store)
         if number is not None and number > following:
             raise RunConflict(f"iteration {number} cannot be run yet: the next one of {store.url} is {following}")

@@ -1,51 +1,45 @@
-"""The processes that a training needs around it: Prefect server, Ray head, Prefect worker.
+"""The services that a training needs around it: Prefect server, Ray head, Prefect worker.
 
-`rlvr up` starts them for good and records them; `rlvr train` without `rlvr up` starts its own for as
-long as it runs. All are told to listen on loopback; Ray binds every interface all the same, so it asks for a token.
-Only processes started here are ever ended, by pid.
+`rlvr up` starts them for good, records them, and leaves a supervisor that starts again what dies; `rlvr train` without
+`rlvr up` starts its own for as long as it runs. All are told to listen on loopback; Ray binds every interface all the
+same, so it asks for a token. Only processes started here are ever ended, by pid.
 Importable without Prefect and Ray: it sets the environment that both read when they are imported.
 """
 
 from __future__ import annotations
 
-import ctypes
+import fcntl
 import os
 import secrets
-import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 from pydantic import BaseModel
 
+from flows.processes import (
+    HOST,
+    Service,
+    ServiceDied,
+    ServiceError,
+    await_ready,
+    dead_of,
+    end,
+    free_port,
+    refuse_taken_port,
+    start_process,
+)
+from flows.watch import watched
 from rlcore.pretrained import cache_directory
 
-HOST = "127.0.0.1"
 POOL = "rlvr"
-SERVER, RAY, WORKER = "prefect-server", "ray-head", "prefect-worker"
-START_SECONDS = 90.0
-STOP_SECONDS = 15.0
-
-
-class ServiceError(RuntimeError):
-    """A service did not start, or what it needs is taken."""
-
-
-class Service(BaseModel):
-    """One started process."""
-
-    name: str
-    pid: int
-    created: float
-    """Start time of the process; with the pid it tells it from a later one of the same number."""
-    log: str
+SERVER, RAY, WORKER, SUPERVISOR = "prefect-server", "ray-head", "prefect-worker", "supervisor"
+HEARTBEAT_SECONDS = 30
+"""Between two signs of life of a flow run; Prefect takes no fewer."""
 
 
 class Services(BaseModel):
@@ -56,6 +50,9 @@ class Services(BaseModel):
     ray_token: str
     home: str
     processes: list[Service] = []
+    """In the order in which they are started."""
+    given_up: dict[str, str] = {}
+    """Services that died too often to be started again, each with what happened."""
 
     @property
     def ui_url(self) -> str:
@@ -74,6 +71,7 @@ class Services(BaseModel):
             "PREFECT_API_TLS_INSECURE_SKIP_VERIFY": "true",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_LOGGING_EXTRA_LOGGERS": "rlcore,tasks,flows",
+            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
             "DO_NOT_TRACK": "1",
             "RAY_ADDRESS": f"{HOST}:{self.ray_port}",
             "RAY_AUTH_MODE": "token",
@@ -83,6 +81,18 @@ class Services(BaseModel):
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         }
 
+    def named(self, name: str) -> Service | None:
+        return next((service for service in self.processes if service.name == name), None)
+
+    def keep(self, service: Service) -> None:
+        """Record a service, in place of one of the same name."""
+        names = [known.name for known in self.processes]
+        place = names.index(service.name) if service.name in names else len(names)
+        self.processes[place : place + 1] = [service]
+
+    def dead(self) -> list[Service]:
+        return dead_of(self.processes)
+
 
 def record_path() -> Path:
     return cache_directory() / "services" / "up.json"
@@ -90,9 +100,33 @@ def record_path() -> Path:
 
 def recorded() -> Services | None:
     """The services of `rlvr up`, if all of them are alive."""
-    services = _read_record()
-    whole = services is not None and all(_process(service) for service in services.processes)
-    return services if whole else None
+    services = read_record()
+    return services if services and services.processes and not services.dead() else None
+
+
+def read_record() -> Services | None:
+    path = record_path()
+    return Services.model_validate_json(path.read_text()) if path.is_file() else None
+
+
+def write_record(services: Services) -> None:
+    """Replace the record as a whole. Only under `changing_record`."""
+    path = record_path()
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    new.touch(mode=0o600)  # the token is not for others
+    new.write_text(services.model_dump_json(indent=2))
+    new.replace(path)
+
+
+@contextmanager
+def changing_record() -> Iterator[None]:
+    """One process at a time starts and ends services: `rlvr up`, `rlvr down`, or the supervisor."""
+    lock = record_path().with_suffix(".lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with open(lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def use(services: Services) -> None:
@@ -101,11 +135,18 @@ def use(services: Services) -> None:
 
 
 @contextmanager
-def available(log_directory: Path) -> Iterator[str]:
+def available(log_directory: Path, abandon: Callable[[ServiceDied], object]) -> Iterator[str]:
     """Services to train with; the address of Prefect's API.
 
     Those that PREFECT_API_URL and RAY_ADDRESS name, where both are set; else those of `rlvr up`; else new ones on
     free ports, which end with the block.
+
+    Args:
+        abandon: as that of `watched`.
+
+    Raises:
+        ServiceError: one of the new ones did not start.
+        ServiceDied: one of them died.
     """
     if os.environ.keys() >= {"PREFECT_API_URL", "RAY_ADDRESS"}:
         yield os.environ["PREFECT_API_URL"]
@@ -123,7 +164,8 @@ def available(log_directory: Path) -> Iterator[str]:
         start_ray(services, end_with_parent=True)
         await_server(services)
         await_ray(services)
-        yield services.api_url
+        with watched(services.processes, abandon):
+            yield services.api_url
     finally:
         stop(services)
 
@@ -156,69 +198,106 @@ def start(prefect_port: int, ray_port: int) -> Services:
     Raises:
         ServiceError: a port is taken, or a service does not start; then none started here is left running.
     """
-    services = _alive_part(_read_record()) or Services(
-        prefect_port=prefect_port,
-        ray_port=ray_port,
-        ray_token=secrets.token_hex(16),
-        home=str(record_path().parent),
-    )
-    running = {service.name for service in services.processes}
-    kept = services.model_copy(deep=True)
-    try:
-        if SERVER not in running:
-            start_server(services, end_with_parent=False)
-        if RAY not in running:
-            start_ray(services, end_with_parent=False)
-        await_server(services)
-        await_ray(services)
-        if WORKER not in running:
-            _deploy(services)
-            start_worker(services)
-    except BaseException:
-        services.processes = services.processes[len(kept.processes) :]
-        stop(services)
-        raise
-    record_path().touch(mode=0o600)  # the token is not for others
-    record_path().write_text(services.model_dump_json(indent=2))
+    with changing_record():
+        before = read_record()
+        kept = [service for service in before.processes if service.process()] if before else []
+        fresh = Services(
+            prefect_port=prefect_port,
+            ray_port=ray_port,
+            ray_token=secrets.token_hex(16),
+            home=str(record_path().parent),
+        )
+        services = before.model_copy(update={"given_up": {}}) if before and kept else fresh
+        try:
+            revive(services)
+            write_record(services)
+            if services.named(SUPERVISOR) not in kept:
+                start_supervisor(services)
+        except BaseException:
+            services.processes = [service for service in services.processes if service not in kept]
+            stop(services)
+            raise
+        write_record(services)
     return services
+
+
+def revive(services: Services) -> None:
+    """Start the services that are not alive, and wait until they answer.
+
+    Raises:
+        ServiceError: one does not start.
+    """
+    alive = {service.name for service in services.processes if service.process()}
+    if SERVER not in alive:
+        start_server(services)
+    if RAY not in alive:
+        start_ray(services)
+    await_server(services)
+    await_ray(services)
+    if WORKER not in alive:
+        deploy(services)
+        start_worker(services)
+
+
+def restart(services: Services, dead: Service) -> None:
+    """Start one service again, without what is left of the dead one. Flow runs of a dead worker go on.
+
+    Raises:
+        ServiceError: it does not start.
+    """
+    if dead.name == WORKER:
+        start_worker(services)
+        return
+    end(dead)
+    if dead.name == SERVER:
+        start_server(services)
+        await_server(services)
+    if dead.name == RAY:
+        start_ray(services)
+        await_ray(services)
 
 
 def stop_recorded() -> list[str]:
     """End what is recorded; the names of those that were alive."""
-    services = _read_record()
+    services = read_record()
     if services is None:
         return []
-    stopped = stop(services)
-    record_path().unlink()
+    # It would start them again. What it was just about to start is found by its mark.
+    supervisor = services.named(SUPERVISOR)
+    stopped = [SUPERVISOR] if supervisor and end(supervisor) else []
+    with changing_record():
+        services = read_record()
+        if services is None:
+            return stopped
+        stopped += stop(services)
+        record_path().unlink()
     return stopped
 
 
-def _read_record() -> Services | None:
-    path = record_path()
-    return Services.model_validate_json(path.read_text()) if path.is_file() else None
+def stop(services: Services) -> list[str]:
+    """End the services, newest first, with everything they started; the names of those that were alive."""
+    return [service.name for service in reversed(services.processes) if end(service)]
 
 
-def _alive_part(services: Services | None) -> Services | None:
-    """The services with only the processes that are alive; None if none is."""
-    alive = [service for service in services.processes if _process(service)] if services else []
-    return services.model_copy(update={"processes": alive}) if services and alive else None
-
-
-def _deploy(services: Services) -> None:
-    """Make the work pool, then the deployments of prefect.yaml in the working directory.
+def deploy(services: Services) -> None:
+    """Make the work pool, then the deployments of prefect.yaml in the working directory, and the automation.
 
     Raises:
         ServiceError: with what Prefect said.
     """
-    prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
+    prefect = ["prefect", "--no-prompt"]
     environment = {**os.environ, **services.environment(), "PWD": os.getcwd()}
-    for command in (["work-pool", "create", POOL, "--type", "process", "--overwrite"], ["deploy", "--all"]):
-        done = subprocess.run([*prefect, *command], env=environment, capture_output=True, text=True)
+    for command in (
+        [*prefect, "work-pool", "create", POOL, "--type", "process", "--overwrite"],
+        [*prefect, "deploy", "--all"],
+        ["flows.automations"],
+    ):
+        done = subprocess.run([sys.executable, "-m", *command], env=environment, capture_output=True, text=True)
         if done.returncode != 0:
-            raise ServiceError(f"`prefect {' '.join(command)}` failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+            raise ServiceError(f"`{' '.join(command)}` failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
-def start_server(services: Services, *, end_with_parent: bool) -> None:
+def start_server(services: Services, *, end_with_parent: bool = False) -> None:
     refuse_taken_port(services.prefect_port, "the Prefect server")
     environment = {
         "PREFECT_SERVER_API_HOST": HOST,
@@ -233,7 +312,7 @@ def start_server(services: Services, *, end_with_parent: bool) -> None:
     _start(services, SERVER, command, environment, end_with_parent)
 
 
-def start_ray(services: Services, *, end_with_parent: bool) -> None:
+def start_ray(services: Services, *, end_with_parent: bool = False) -> None:
     refuse_taken_port(services.ray_port, "the Ray head")
     command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
     command += [f"--node-ip-address={HOST}", f"--port={services.ray_port}"]
@@ -243,7 +322,19 @@ def start_ray(services: Services, *, end_with_parent: bool) -> None:
 
 def start_worker(services: Services) -> None:
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
-    _start(services, WORKER, command, {}, end_with_parent=False)
+    _start(services, WORKER, command, {})
+
+
+def start_supervisor(services: Services) -> None:
+    _start(services, SUPERVISOR, [sys.executable, "-m", "flows.supervisor"], {})
+
+
+def _start(
+    services: Services, name: str, command: list[str], environment: dict[str, str], end_with_parent: bool = False
+) -> None:
+    log = Path(services.home) / f"{name}.log"
+    environment = {**services.environment(), **environment}
+    services.keep(start_process(name, command, environment, log, end_with_parent=end_with_parent))
 
 
 def await_server(services: Services) -> None:
@@ -260,7 +351,9 @@ def await_server(services: Services) -> None:
         except (urllib.error.URLError, OSError):
             return False
 
-    _await(services, SERVER, answers)
+    server = services.named(SERVER)
+    assert server is not None
+    await_ready(server, answers)
 
 
 def await_ray(services: Services) -> None:
@@ -269,101 +362,6 @@ def await_ray(services: Services) -> None:
     Raises:
         ServiceError: it ended, or was not ready in time.
     """
-    log = Path(next(service.log for service in services.processes if service.name == RAY))
-    _await(services, RAY, lambda: "Ray runtime started" in log.read_text(errors="replace"))
-
-
-def stop(services: Services) -> list[str]:
-    """End the processes, newest first, with everything they started; the names of those that were alive."""
-    stopped = []
-    for service in reversed(services.processes):
-        process = _process(service)
-        if process is None:
-            continue
-        stopped.append(service.name)
-        # Between being found and being ended any of them may end by itself.
-        family = [process]
-        with suppress(psutil.NoSuchProcess):
-            family += process.children(recursive=True)
-            process.terminate()
-        psutil.wait_procs([process], timeout=STOP_SECONDS)
-        _, alive = psutil.wait_procs(family, timeout=2.0)
-        for survivor in alive:
-            with suppress(psutil.NoSuchProcess):
-                survivor.kill()
-        psutil.wait_procs(alive, timeout=STOP_SECONDS)
-    return stopped
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        return int(listener.getsockname()[1])
-
-
-def refuse_taken_port(port: int, what: str) -> None:
-    """
-    Raises:
-        ServiceError: something listens there; names its process where this user may see it.
-    """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-            return
-        except OSError:
-            pass
-    owners = [c.pid for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port and c.status == "LISTEN"]
-    owner = f" by process {owners[0]}" if owners and owners[0] else ""
-    raise ServiceError(
-        f"port {port}, meant for {what}, is in use{owner}: end that process, `rlvr down` if it is ours, "
-        "or give another port (rlvr up --port, --ray-port)"
-    )
-
-
-def _start(
-    services: Services, name: str, command: list[str], environment: dict[str, str], end_with_parent: bool
-) -> None:
-    log = Path(services.home) / f"{name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **services.environment(), **environment},
-            # A session of its own: Ctrl-C in the terminal reaches the training, which then ends these in order.
-            start_new_session=True,
-            preexec_fn=_end_with_parent if end_with_parent else None,
-        )
-    created = psutil.Process(process.pid).create_time()
-    services.processes.append(Service(name=name, pid=process.pid, created=created, log=str(log)))
-
-
-def _end_with_parent() -> None:
-    """In the child: SIGTERM when the parent dies, however it dies."""
-    set_parent_death_signal = 1
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-
-
-def _process(service: Service) -> psutil.Process | None:
-    """The live process of a service."""
-    try:
-        process = psutil.Process(service.pid)
-        same = abs(process.create_time() - service.created) < 1.0
-        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-    except psutil.NoSuchProcess:
-        return None
-
-
-def _await(services: Services, name: str, ready: Callable[[], bool]) -> None:
-    service = next(service for service in services.processes if service.name == name)
-    deadline = time.monotonic() + START_SECONDS
-    while not ready():
-        ended = _process(service) is None
-        if ended or time.monotonic() > deadline:
-            tail = "\n".join(Path(service.log).read_text(errors="replace").splitlines()[-15:])
-            fate = "ended while starting" if ended else f"was not ready after {START_SECONDS:.0f} s"
-            raise ServiceError(f"{name} {fate}; the end of {service.log}:\n{tail}")
-        time.sleep(0.2)
+    head = services.named(RAY)
+    assert head is not None
+    await_ready(head, lambda: "Ray runtime started" in Path(head.log).read_text(errors="replace"))

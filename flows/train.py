@@ -24,7 +24,7 @@ async def train(config: str = "arithmetic", overrides: list[str] | None = None, 
     """
     overrides = [*(overrides or []), *([f"iterations={iterations}"] if iterations is not None else [])]
     settings, store = open_run(config, overrides)
-    with owned(store):
+    with owned(store, wait=True):
         # Where metrics cannot go, that is better known before the first iteration.
         tracker(store.url)
         try:

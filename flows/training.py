@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
 from flows import services
+from flows.processes import ServiceDied
 from flows.runs import open_run
 from rlcore.config import Config, model_directory
 from rlcore.data.prompts import check_datasets
 from rlcore.ownership import owned
+from rlcore.store import RunStore
 
 FAILED, INTERRUPTED = 1, 130
 DRAIN_SECONDS = 5.0
+
+
+class TrainingFailed(RuntimeError):
+    """The flow failed, of its cause."""
 
 
 def train_here(settings: Config, config: str, overrides: list[str], console: Console) -> int:
     """Train to the end of the configuration; the exit status.
 
     Raises:
-        FileNotFoundError, DatasetError, ServiceError, RunConflict, RunBusy: before the training started.
+        FileNotFoundError, DatasetError, RunConflict, RunBusy: before the training started.
+        ServiceError: a service did not start.
     """
     model_directory(settings.model)
     model_directory(settings.critic_model, key="critic.path")
@@ -32,26 +41,40 @@ def train_here(settings: Config, config: str, overrides: list[str], console: Con
     store = open_run(config, overrides)[1]
     directory = store.directory
     started = time.monotonic()
-    with ExitStack() as stack:
-        stack.enter_context(owned(store))
-        try:
+
+    def abandon(died: ServiceDied) -> NoReturn:
+        """End at once. At an ordinary exit Prefect waits minutes for a dead server to take what is left."""
+        _say(str(died), console)
+        console.file.flush()
+        os._exit(FAILED)
+
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(owned(store))
             with console.status("starting the Prefect server and Ray"):
-                api_url = stack.enter_context(services.available(directory / "services"))
+                api_url = stack.enter_context(services.available(directory / "services", abandon))
             ui_url = api_url.removesuffix("/api")
             console.print(f"run {directory} · Prefect UI {ui_url}", highlight=False, soft_wrap=True)
-            error = _train(config, overrides, directory, console)
-        except KeyboardInterrupt:
-            console.print("interrupted: the same command goes on from here", highlight=False)
-            return INTERRUPTED
-    if error is not None:
-        _explain(error, directory, console)
+            _train(config, overrides, directory, console)
+    except KeyboardInterrupt:
+        console.print("interrupted: the same command goes on from here", highlight=False)
+        return INTERRUPTED
+    except ServiceDied as died:
+        _close_tracker(store)
+        abandon(died)
+    except TrainingFailed as failed:
+        _explain(failed.__cause__ or failed, directory, console)
         return FAILED
     console.print(last_line(directory, time.monotonic() - started), highlight=False, soft_wrap=True)
     return 0
 
 
-def _train(config: str, overrides: list[str], directory: Path, console: Console) -> Exception | None:
-    """Run the flow under the live table; what it failed with."""
+def _train(config: str, overrides: list[str], directory: Path, console: Console) -> None:
+    """Run the flow under the live table.
+
+    Raises:
+        TrainingFailed: from what the flow failed with.
+    """
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogHandler
 
@@ -64,23 +87,33 @@ def _train(config: str, overrides: list[str], directory: Path, console: Console)
             asyncio.run(train(config, overrides))
         except Exception as error:
             logging.getLogger("rlvr").exception("the training failed")
-            return error
+            raise TrainingFailed from error
         finally:
             # What is still on its way to the server has to arrive before the server is stopped.
             EventsWorker.drain_all(timeout=DRAIN_SECONDS)
             APILogHandler().flush()
-    return None
 
 
-def _explain(error: Exception, directory: Path, console: Console) -> None:
+def _explain(error: BaseException, directory: Path, console: Console) -> None:
     where = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
-    console.print("[bold red]error:[/]", end=" ")
-    console.print(f"{type(error).__name__}{where}: {error}", highlight=False, markup=False, soft_wrap=True)
+    _say(f"{type(error).__name__}{where}: {error}", console)
     console.print(
         f"The traceback is in {_log_path(directory)}. The same command goes on at the failed stage.",
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _say(error: str, console: Console) -> None:
+    console.print("[bold red]error:[/]", end=" ")
+    console.print(error, highlight=False, markup=False, soft_wrap=True)
+
+
+def _close_tracker(store: RunStore) -> None:
+    from flows.publish import tracker
+
+    if tracker.cache_info().currsize:
+        tracker(store.url).close()
 
 
 def last_line(directory: Path, seconds: float) -> str:

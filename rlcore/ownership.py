@@ -6,6 +6,7 @@ on while this process looks.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
@@ -28,6 +29,8 @@ OWNER_FILE = "owner.json"
 BEAT_SECONDS = 5.0
 SILENCE_SECONDS = 30.0
 """So long without a beat, an owner on another machine is taken for dead."""
+WAIT_SECONDS = 1.0
+"""How often one that waits for the run looks whether it is free."""
 
 
 class RunBusy(RuntimeError):
@@ -67,11 +70,14 @@ _held: set[str] = set()
 
 
 @contextmanager
-def owned(store: RunStore) -> Iterator[None]:
+def owned(store: RunStore, *, wait: bool = False) -> Iterator[None]:
     """This process owns the run for as long as the block lasts, and says so every BEAT_SECONDS.
 
     An owner that is dead is replaced. Should another process come to think so of this one, which takes a machine that
     stood still for SILENCE_SECONDS, this one is interrupted as by Ctrl-C.
+
+    Args:
+        wait: for an owner that is alive to end, instead of being refused.
 
     Raises:
         RunBusy: another process owns it; names that one.
@@ -81,9 +87,16 @@ def owned(store: RunStore) -> Iterator[None]:
         yield
         return
     me = Owner.here()
-    with store.lock("owner"):
-        _refuse_alive(store)
-        _write(store, me)
+    for attempt in itertools.count():
+        try:
+            _take(store, me)
+            break
+        except RunBusy as busy:
+            if not wait:
+                raise
+            if attempt == 0:
+                logger.info("waiting: %s", busy)
+            time.sleep(WAIT_SECONDS)
     ended = threading.Event()
     beating = threading.Thread(target=_beat, args=(store, me, ended), name="run-owner", daemon=True)
     beating.start()
@@ -105,6 +118,12 @@ def owner(store: RunStore) -> Owner | None:
         return Owner.model_validate_json(store.read_bytes(OWNER_FILE))
     except (StoreError, ValidationError):
         return None
+
+
+def _take(store: RunStore, me: Owner) -> None:
+    with store.lock("owner"):
+        _refuse_alive(store)
+        _write(store, me)
 
 
 def _refuse_alive(store: RunStore) -> None:

@@ -16,6 +16,9 @@ from prefect.futures import PrefectFuture
 from prefect_ray import RayTaskRunner
 from prefect_ray.task_runners import PrefectRayFuture
 
+INTERRUPT_SECONDS = 10.0
+"""What the stages that still run get to end in, before their processes are ended."""
+
 
 class StageRunner(RayTaskRunner[Any]):
     """A RayTaskRunner that sends little, to workers that keep what they have.
@@ -23,7 +26,15 @@ class StageRunner(RayTaskRunner[Any]):
     Ray knows one function for all stages: one for every submission would be pickled, stored by the head and fetched
     by a worker each time, and none of them ever forgotten. Workers have the flow's environment, so they have its
     settings; and they keep one client of Prefect's API.
+
+    No stage outlives its flow run. Those that still run when it ends, as when it is cancelled, are interrupted, and
+    with them what they asked of asynchronous actors, such as the generation of responses. A rank of the trainer is not
+    interrupted: an update that it has begun is applied as a whole.
     """
+
+    def __init__(self, address: str | None = None, init_kwargs: dict[str, Any] | None = None) -> None:
+        super().__init__(address, init_kwargs)
+        self._submitted: list[ray.ObjectRef] = []
 
     def submit(
         self,
@@ -47,7 +58,18 @@ class StageRunner(RayTaskRunner[Any]):
             dependencies=dependencies,
             context=context,
         )
+        self._submitted.append(reference)
         return PrefectRayFuture(task_run_id=task_run_id, wrapped_future=reference)
+
+    def __exit__(self, *exc_info: Any) -> None:
+        """Interrupt the stages that still run, then leave the cluster, if this runner entered it."""
+        running = ray.wait(self._submitted, num_returns=len(self._submitted), timeout=0)[1] if self._submitted else []
+        # The last first: one whose inputs failed would start, only to say so.
+        for stage in reversed(running):
+            ray.cancel(stage)
+        if running:
+            ray.wait(running, num_returns=len(running), timeout=INTERRUPT_SECONDS)
+        super().__exit__(*exc_info)
 
 
 class _KnownSettings(SettingsContext):

@@ -30,6 +30,7 @@ from rlcore.plan import UPDATED
 from rlcore.reports import REPORTS
 from rlcore.store import BatchRef, LedgerEntry, Report
 from tasks.hangs import moving, watched
+from tasks.retries import PAUSES_SECONDS, attempt_note, is_worth_another_attempt
 
 
 def stage(
@@ -69,7 +70,7 @@ def stage(
                 try:
                     output = compute(iteration, **values)
                 except Exception as error:
-                    error.add_note(f"stage {name}, iteration {iteration.number}")
+                    error.add_note(f"stage {name}, iteration {iteration.number}{attempt_note(error)}")
                     raise
             if isinstance(output, Report):
                 ref = iteration.store.write_report(iteration.number, to, output)
@@ -97,7 +98,15 @@ def stage(
         run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [parameters[0], *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=None) for p in parameters[1:])]
         )
-        return Task(run, name=name, cache_policy=NO_CACHE, persist_result=False)
+        return Task(
+            run,
+            name=name,
+            cache_policy=NO_CACHE,
+            persist_result=False,
+            retries=len(PAUSES_SECONDS),
+            retry_delay_seconds=PAUSES_SECONDS,
+            retry_condition_fn=is_worth_another_attempt,
+        )
 
     return decorate
 

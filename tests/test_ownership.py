@@ -160,3 +160,24 @@ def test_an_owner_beats_and_one_that_was_replaced_is_interrupted(
     # What the other process wrote is its own.
     now = owner(store)
     assert now is not None and now.host == "another-machine"
+
+
+def test_one_that_waits_gets_the_run_when_its_owner_ends(
+    store: RunStore, holders: list[subprocess.Popen[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    holder = hold(store, holders, seconds=1.5)
+    assert first_line(holder) == "owns"
+    with caplog.at_level("INFO", logger="rlcore.ownership"), owned(store, wait=True):
+        now = owner(store)
+        assert now is not None and now.pid == os.getpid()
+    assert [record.message for record in caplog.records if f"process {holder.pid} on" in record.message]
+    assert sum(record.message.startswith("waiting: ") for record in caplog.records) == 1
+
+
+def test_one_that_waits_goes_on_when_its_owner_is_killed(store: RunStore, holders: list[subprocess.Popen[str]]) -> None:
+    holder = hold(store, holders)
+    assert first_line(holder) == "owns"
+    threading.Timer(0.5, holder.kill).start()
+    started = time.monotonic()
+    with owned(store, wait=True):
+        assert time.monotonic() - started < 10

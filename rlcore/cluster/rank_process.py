@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import socket
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rlcore.log_end import last_lines
 from rlcore.progress import doing, report_to
 
-LOG_LINES = 20
 LOG_SECONDS = 10.0
 """How long the node of a dead rank has to show the end of its log."""
 
@@ -75,15 +74,10 @@ class RankProcess:
 
 
 def end_of_log(place: Place) -> str:
-    """The last LOG_LINES lines of a process's log, read on its node; or why they cannot be read."""
+    """The last lines of a process's log, read on its node; or why they cannot be read."""
     there = NodeAffinitySchedulingStrategy(place.node_id, soft=False)
-    read = ray.remote(_last_lines).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+    read = ray.remote(last_lines).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
     try:
         return f"the end of {place.log}:\n{ray.get(read.remote(place.log), timeout=LOG_SECONDS)}"
     except RayError as error:
         return f"{place.log} cannot be read: {error}"
-
-
-def _last_lines(path: str) -> str:
-    with open(path, errors="replace") as file:
-        return "".join(deque(file, maxlen=LOG_LINES))

@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
 
 from rlcore.cluster import placement
 from rlcore.progress import doing, progress_file, report_to
@@ -39,6 +40,8 @@ STEADY_MEMORY = {
 }
 
 END_SECONDS = 30.0
+BUSY_SECONDS = 1.0
+"""So long an actor that is at something else may take to say that it is there."""
 
 
 class Resident:
@@ -112,21 +115,39 @@ def get_or_create(
     identity: str,
     num_gpus: float = 0,
 ) -> ActorHandle:
-    """The actor of that name in the run's namespace; made where it is missing, or was made under other settings.
+    """The actor of that name in the run's namespace; made where it is missing, dead, or made under other settings.
 
     Args:
         directory: of the run.
         arguments: module and class of what it holds, and the arguments of that class.
         identity: digest of the settings that it depends on. The start of it is in the actor's full name.
+
+    Raises:
+        TimeoutError: one that is dead still has the name after END_SECONDS.
     """
-    full_name = f"{name}-{identity[:12]}"
-    if there := find(full_name, run_id):
-        return there
+    full_name, deadline = f"{name}-{identity[:12]}", time.monotonic() + END_SECONDS
+    while there := find(full_name, run_id):
+        if _is_alive(there):
+            return there
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the dead actor {name} of run {run_id} kept its name for {END_SECONDS:.0f} s")
+        time.sleep(0.05)
     end([other for other in actor_names(run_id) if other.startswith(f"{name}-")], run_id)
     arguments = (progress_file(directory, name), *arguments)
     return create(
         resident, full_name, run_id, arguments, environment=environment, num_gpus=num_gpus, get_if_exists=True
     )
+
+
+def _is_alive(actor: ActorHandle) -> bool:
+    """Whether its process is there: one that just died can be found by name for a moment. A busy one is there."""
+    ready = actor.__ray_ready__.remote()
+    if ray.wait([ready], timeout=BUSY_SECONDS)[0]:
+        try:
+            ray.get(ready, timeout=BUSY_SECONDS)
+        except RayActorError:
+            return False
+    return True
 
 
 def end(names: Collection[str], run_id: str) -> None:

@@ -9,6 +9,14 @@ from typing import Literal, Protocol
 FinishReason = Literal["stop", "length", "abort"]
 
 
+class EngineDied(RuntimeError):
+    """The engine's process is gone, or never came up. `start` makes a new one, at policy version 0."""
+
+
+class EngineUnfit(ValueError):
+    """The engine cannot serve what the configuration asks of it; started again, it would end the same way."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One response to sample. Greedy where temperature is 0."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from rlcore.config import Config, model_directory
-from rlcore.generation.interface import FinishReason, Generation, GenerationRequest
+from rlcore.generation.interface import EngineDied, EngineUnfit, FinishReason, Generation, GenerationRequest
 from rlcore.generation.vllm_arguments import engine_arguments, whole_distribution
 from rlcore.generation.vllm_process import (
     engine_environment,
@@ -23,6 +23,7 @@ from rlcore.generation.vllm_process import (
     output_to,
 )
 from rlcore.generation.weights_file import check_weights_file
+from rlcore.log_end import last_lines
 from rlcore.progress import WRITE_SECONDS, beat, counting
 
 if TYPE_CHECKING:
@@ -35,10 +36,6 @@ LIVENESS_SECONDS = 0.5
 """How often a call that waits for the engine's process looks whether that is still there."""
 SHUTDOWN_SECONDS = 1.0
 """What the engine's process gets to end by itself: it has nothing to save."""
-
-
-class EngineDied(RuntimeError):
-    """The engine's process is gone, or never came up. `start` makes a new one, at policy version 0."""
 
 
 class VLLMGenerator:
@@ -65,7 +62,8 @@ class VLLMGenerator:
         """Load the model at policy version 0, unless it is loaded. Takes seconds, during which the event loop stands.
 
         Raises:
-            EngineDied: the engine did not come up.
+            EngineUnfit: it cannot serve the configuration.
+            EngineDied: its process ended before it came up.
         """
         async with self._starting:
             if self._engine is not None and not self._engine.errored:
@@ -86,7 +84,7 @@ class VLLMGenerator:
                 try:
                     self._engine = AsyncLLM.from_engine_args(engine_arguments(self._config, cuda=cuda))
                 except RuntimeError as error:
-                    raise self._died() from error
+                    raise self._failed_to_start() from error
             if self._log is not None:
                 log_to(self._log)
             await self._answer(self._engine, self._engine.collective_rpc("exit_with_parent"))
@@ -211,7 +209,14 @@ class VLLMGenerator:
         if self._log is None:
             return EngineDied(f"{about}; see its messages above")
         reason = last_error(self._log, self._log_start)
-        return EngineDied(f"{about}{f' of {reason}' if reason else ''}; its log is {self._log}")
+        cause = f" of {reason}" if reason else ""
+        return EngineDied(f"{about}{cause}; its log is {self._log}, which ends:\n{last_lines(self._log)}")
+
+    def _failed_to_start(self) -> EngineDied | EngineUnfit:
+        reason = "" if self._log is None else last_error(self._log, self._log_start)
+        if reason.startswith("ValueError"):
+            return EngineUnfit(f"the vLLM engine of {self._model} refuses to start: {reason}; its log is {self._log}")
+        return self._died()
 
     async def _answer(self, engine: AsyncLLM, call: Coroutine[Any, Any, T]) -> T:
         """The answer of the engine's process. vLLM waits for ever if the process ends before it answers."""

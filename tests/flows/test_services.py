@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows import services
-from flows.services import Service, ServiceError, Services
+from flows import processes, services
+from flows.processes import Service, ServiceError, await_ready, start_process
+from flows.services import Services
 
 
 def test_a_port_in_use_is_named_with_its_owner_and_the_way_out() -> None:
@@ -21,11 +22,11 @@ def test_a_port_in_use_is_named_with_its_owner_and_the_way_out() -> None:
         listener.listen()
         port = listener.getsockname()[1]
         with pytest.raises(ServiceError, match=rf"port {port}, meant for the Ray head, is in use.*--ray-port"):
-            services.refuse_taken_port(port, "the Ray head")
+            processes.refuse_taken_port(port, "the Ray head")
 
 
 def test_a_free_port_is_not_refused() -> None:
-    services.refuse_taken_port(services.free_port(), "the Ray head")
+    processes.refuse_taken_port(processes.free_port(), "the Ray head")
 
 
 def started(code: str) -> tuple[subprocess.Popen[bytes], Service]:
@@ -78,7 +79,7 @@ def test_stop_goes_on_when_a_process_ends_before_it_is_killed(monkeypatch: pytes
         return [], processes
 
     with monkeypatch.context() as patched:
-        patched.setattr(services.psutil, "wait_procs", wait_and_end_what_is_left)
+        patched.setattr(processes.psutil, "wait_procs", wait_and_end_what_is_left)
         assert services.stop(recording(service)) == ["test"]
     assert services.stop(recording(other_service)) == ["test"]
     assert other.poll() is not None
@@ -96,8 +97,7 @@ def test_what_died_is_not_taken_for_running(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_service_that_dies_while_starting_is_reported_with_its_last_lines(tmp_path: Path) -> None:
-    running = Services(prefect_port=1, ray_port=2, ray_token="t", home=str(tmp_path))
     command = [sys.executable, "-c", "print('cannot go on'); raise SystemExit(3)"]
-    services._start(running, "test", command, {}, end_with_parent=True)
+    service = start_process("test", command, {}, tmp_path / "test.log", end_with_parent=True)
     with pytest.raises(ServiceError, match=r"(?s)test ended while starting.*cannot go on"):
-        services._await(running, "test", lambda: False)
+        await_ready(service, lambda: False)

@@ -61,8 +61,8 @@ def test_two_deployment_runs_continue_one_run_and_a_killed_worker_loses_nothing(
 
     killed = running.run_deployment(overrides)
     wait_until(lambda: "generate" in stages_done(store, 2), "iteration 2 has generated")
-    worker = running.services.processes[-1]
-    assert worker.name == services.WORKER
+    worker = running.services.named(services.WORKER)
+    assert worker is not None
     family = psutil.Process(worker.pid)
     for process in [family, *family.children(recursive=True)]:
         process.kill()

@@ -23,8 +23,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlcore.config import Config
-from rlcore.generation.interface import Generation, GenerationRequest
-from rlcore.generation.vllm import EngineDied, VLLMGenerator
+from rlcore.generation.interface import EngineDied, EngineUnfit, Generation, GenerationRequest
+from rlcore.generation.vllm import VLLMGenerator
 from rlcore.reports import SyncReport
 from rlcore.sync_check import SyncFailed, Transfer, check_sync
 from rlcore.trainer.rank import TrainerRank
@@ -369,7 +369,7 @@ async def test_an_engine_that_does_not_come_up_says_why(model_a: Path, tmp_path:
     too_small = config.model_copy(update={"hardware": config.hardware.model_copy(update={"kv_cache_gib": 1e-6})})
     generator = VLLMGenerator(too_small, str(tmp_path / "small.log"))
     with pytest.raises(
-        EngineDied, match=r"died of ValueError: No available memory for the cache.*; its log is .*small\.log"
+        EngineUnfit, match=r"refuses to start: ValueError: No available memory for the cache.*; its log is .*small\.log"
     ):
         await generator.start()
     with pytest.raises(EngineDied, match=r"call start\(\)"):
