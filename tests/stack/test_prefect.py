@@ -90,12 +90,6 @@ def recorded(up: dict[str, str]) -> services.Services:
     return services.Services.model_validate_json((Path(up["RLVR_CACHE"]) / "services" / "up.json").read_text())
 
 
-def process_of(up: dict[str, str], name: str) -> psutil.Process:
-    service = recorded(up).named(name)
-    assert service is not None
-    return psutil.Process(service.pid)
-
-
 def wait_for(condition: Callable[[], T], what: str, seconds: float = 240.0) -> T:
     """What the condition answers once it holds."""
     deadline = time.monotonic() + seconds
@@ -206,11 +200,11 @@ def test_a_run_goes_on_after_server_worker_and_flow_were_killed_and_a_cancelled_
 ) -> None:
     killed = start(up, overrides, "rlvr/iterate")
     generating(up, store, 2)
-    before = {name: process_of(up, name) for name in (services.SERVER, services.WORKER)}
-    for process in [*before.values(), *flow_processes(up)]:
+    dying = [service for service in recorded(up).processes if service.name in (services.SERVER, services.WORKER)]
+    for process in [*flow_processes(up), *(psutil.Process(service.pid) for service in dying)]:
         process.kill()
     died = time.monotonic()
-    wait_for(lambda: all(process_of(up, name) != process for name, process in before.items()), "they are back")
+    wait_for(lambda: not recorded(up).dead() and not any(s in recorded(up).processes for s in dying), "they are back")
     wait_for(lambda: answers(up), "the server answers")
 
     training = start(up, overrides, "train/local")
