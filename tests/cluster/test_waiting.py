@@ -99,7 +99,7 @@ def test_what_moves_is_waited_for_and_the_time_is_engine_time(process: ProcessPo
 def test_an_error_comes_as_it_was_raised_and_ends_nobody(process: ProcessPoolExecutor, directory: Path) -> None:
     with pytest.raises(KeyError, match="this one"):
         process.submit(call, directory, 60.0, "fail").result()
-    assert process.submit(there).result() == ["worker"]
+    assert process.submit(there).result() == ["worker-0"]
 
 
 @pytest.mark.parametrize(
