@@ -100,7 +100,7 @@ def test_opening_a_run_writes_the_resolved_configuration(tmp_path: Path) -> None
 
 
 FREE = {"run", "runs_dir", "iterations", "eval_steps", "save_steps", "save_total_limit", "save_best"}
-FREE |= {"hardware", "sync", "tracking"}
+FREE |= {"deadlines", "hardware", "sync", "tracking"}
 
 
 def test_every_stage_says_which_fields_it_reads_and_the_others_decide_no_number() -> None:

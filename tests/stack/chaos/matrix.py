@@ -149,7 +149,7 @@ class Matrix:
         complete.replace(self._plan)
 
     def _see_through(self, flow_run: str) -> int:
-        """Retry until the flow run is completed; how often that was.
+        """Retry until the flow run is completed; how often that was. Dead services are `rlvr up`'s to start again.
 
         Raises:
             TimeoutError: it is not in CELL_SECONDS, or it failed more often than RETRIES.
@@ -157,11 +157,9 @@ class Matrix:
         deadline, retries, gone_since = time.monotonic() + CELL_SECONDS, 0, float("inf")
         while time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-            if not all(psutil.pid_exists(service.pid) for service in self._up.services.processes):
-                self._up.rlvr("up")
             try:
                 state = self._up.state_of(flow_run)
-            except httpx.TransportError:
+            except httpx.HTTPError:
                 continue
             if state == "COMPLETED":
                 return retries
