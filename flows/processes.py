@@ -16,6 +16,7 @@ import psutil
 from pydantic import BaseModel
 
 from rlcore.log_end import last_lines
+from rlcore.machine import started
 
 HOST = "127.0.0.1"
 START_SECONDS = 90.0
@@ -38,7 +39,7 @@ class Service(BaseModel):
     name: str
     pid: int
     created: float
-    """Start time of the process; with the pid it tells it from a later one of the same number."""
+    """`rlcore.machine.started`: with the pid it tells the process from a later one of the same number."""
     log: str
 
     @property
@@ -55,7 +56,7 @@ class Service(BaseModel):
 
     def is_of(self, process: psutil.Process) -> bool:
         """Whether the process is this service's, alive or a zombie, and not a later one of its number."""
-        return bool(abs(process.create_time() - self.created) < 1.0)
+        return started(process.pid) == self.created
 
     def log_end(self) -> str:
         return f"the end of {self.log}:\n{last_lines(self.log)}"
@@ -88,7 +89,7 @@ def start_process(
             start_new_session=True,
             preexec_fn=_end_with_parent if end_with_parent else None,
         )
-    return Service(name=name, pid=process.pid, created=psutil.Process(process.pid).create_time(), log=str(log))
+    return Service(name=name, pid=process.pid, created=started(process.pid), log=str(log))
 
 
 def _end_with_parent() -> None:

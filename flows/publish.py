@@ -28,10 +28,11 @@ async def publish(it: Iteration) -> Metrics:
     outputs = IterationOutputs(it.store, it.number)
     metrics = read_iteration_metrics(outputs)
     tracker(it.store.url).log(it.number, metrics)
+    shows_responses = it.number > 0 and all(map(outputs.is_intact, ("sample", "generate", "reward")))
     await asyncio.gather(
         _artifact(it, "metrics", metrics_table(it.number, metrics)),
         _artifact(it, "learning-curve", _image(learning_curve_svg(read_metrics(it.store.directory)))),
-        *([_artifact(it, "responses", sampled_responses(outputs))] if it.number else []),
+        *([_artifact(it, "responses", sampled_responses(outputs))] if shows_responses else []),
     )
     if "eval/accuracy" in metrics:
         write_report(it.store.directory)

@@ -322,7 +322,8 @@ def start_ray(services: Services, *, end_with_parent: bool = False) -> None:
 
 def start_worker(services: Services) -> None:
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
-    _start(services, WORKER, command, {})
+    # How long a Retry waits at most. A query of the loopback server costs milliseconds.
+    _start(services, WORKER, command, {"PREFECT_WORKER_QUERY_SECONDS": "1"})
 
 
 def start_supervisor(services: Services) -> None:

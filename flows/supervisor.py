@@ -56,14 +56,19 @@ class Supervisor:
         while services.read_record() is not None:
             time.sleep(LOOK_SECONDS)
             if self._missing(services.read_record()):
-                with services.changing_record():
-                    self.look()
+                try:
+                    with services.changing_record():
+                        self.look()
+                except OSError as error:
+                    logger.warning("%s; looking again", error)
 
     def look(self) -> None:
         """Start what died and may be started now. Only under `services.changing_record`."""
         running = services.read_record()
         if running is None:
             return
+        # What is started must be recorded: where there is no space for that, nothing is.
+        services.write_record(running)
         for service in self._missing(running):
             name, now = service.name, time.monotonic()
             if name not in self._not_before:

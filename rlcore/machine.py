@@ -1,9 +1,11 @@
-"""What this machine has. Needs no torch."""
+"""What this machine has and runs. Needs no torch."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+import psutil
 
 CPU_INFO = Path("/proc/cpuinfo")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -23,6 +25,22 @@ def fastest_dtype() -> str:
     """
     gpu = NVIDIA_DRIVER.exists()
     return "bfloat16" if gpu or BFLOAT16_INSTRUCTIONS & _cpu_flags() else "float32"
+
+
+def started(pid: int) -> float:
+    """Seconds from the machine's boot to the process's start: what tells it from a later process of its number.
+
+    Not psutil's time of creation, which is another one once the clock was set.
+
+    Raises:
+        psutil.NoSuchProcess: there is none.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        raise psutil.NoSuchProcess(pid) from None
+    # Field 22 of proc(5). The second one is the program's name in brackets, which may hold anything.
+    return int(stat.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def _cpu_flags() -> set[str]:

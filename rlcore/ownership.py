@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rlcore.machine import started
 from rlcore.store import RunStore, StoreError
 
 logger = logging.getLogger(__name__)
@@ -46,18 +47,17 @@ class Owner(BaseModel):
     host: str
     pid: int
     created: float
-    """When the process started, by its machine: with the pid it tells it from a later one of the same number."""
+    """`rlcore.machine.started`: with the pid it tells the process from a later one of the same number."""
     since: datetime
     beat: int = 0
 
     @classmethod
     def here(cls) -> Owner:
-        process = psutil.Process()
         return cls(
             id=uuid.uuid4().hex,
             host=socket.gethostname(),
-            pid=process.pid,
-            created=process.create_time(),
+            pid=os.getpid(),
+            created=started(os.getpid()),
             since=datetime.now(UTC),
         )
 
@@ -139,7 +139,7 @@ def _is_alive(before: Owner, store: RunStore) -> bool:
     if before.host == socket.gethostname():
         try:
             process = psutil.Process(before.pid)
-            return abs(process.create_time() - before.created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+            return started(before.pid) == before.created and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
     end = time.monotonic() + SILENCE_SECONDS
@@ -157,10 +157,14 @@ def _beat(store: RunStore, me: Owner, ended: threading.Event) -> None:
     beats = 0
     while not ended.wait(BEAT_SECONDS):
         beats += 1
-        with store.lock("owner"):
-            lost = not _is_still(me, store)
-            if not lost:
-                _write(store, me.model_copy(update={"beat": beats}))
+        lost = False
+        try:
+            with store.lock("owner"):
+                lost = not _is_still(me, store)
+                if not lost:
+                    _write(store, me.model_copy(update={"beat": beats}))
+        except StoreError as error:
+            logger.warning("the owner of the run cannot say that it is alive: %s", error)
         if lost:
             logger.error("%s was taken over by %s: this process stops", store.url, owner(store))
             os.kill(os.getpid(), signal.SIGINT)

@@ -45,6 +45,9 @@ READS: dict[str, tuple[str, ...]] = {
 How the work is divided is not among them: layout, micro-batches and threads change the rounding of a number at most.
 """
 
+REPEATABLE = frozenset({"sample", "advantage", "statistics"})
+"""Stages that put out the same bytes from the same inputs, whenever and wherever they run."""
+
 UPDATED = frozenset({"update", "sync", "evaluate", "checkpoint"})
 """The stages whose output is of the policy after the iteration's update."""
 
@@ -66,6 +69,15 @@ class Plan:
         """One line per stage: what it reads, and its name."""
         width = max(len(" + ".join(reads)) for reads in self.inputs.values())
         return "\n".join(f"{' + '.join(reads):>{width}} ─► {stage}" for stage, reads in self.inputs.items())
+
+
+def is_repeated(stage: str, updated: bool) -> bool:
+    """Whether a stage whose output was lost is computed again.
+
+    It may come out as another one. So it is not once the iteration's update was applied: the update would be of a
+    batch that there is no more, and could not be applied to the other one as well.
+    """
+    return not updated or stage in REPEATABLE or stage in UPDATED
 
 
 def is_due(every: int, iteration: int, last: int) -> bool:

@@ -9,14 +9,16 @@ Where nobody has said where the file is, there is none.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rlcore.machine import started
 
 DIRECTORY = "progress"
 WRITE_SECONDS = 0.5
@@ -46,7 +48,7 @@ class Progress(BaseModel):
     host: str
     pid: int
     created: float
-    """When the process started, by its machine: with the pid it tells it from a later one of the same number."""
+    """`rlcore.machine.started`: with the pid it tells the process from a later one of the same number."""
     beats: int = 0
     """Grows with everything that the process does."""
     steps: list[Step] = []
@@ -54,8 +56,7 @@ class Progress(BaseModel):
 
     @classmethod
     def here(cls) -> Progress:
-        process = psutil.Process()
-        return cls(host=socket.gethostname(), pid=process.pid, created=process.create_time())
+        return cls(host=socket.gethostname(), pid=os.getpid(), created=started(os.getpid()))
 
     @property
     def counted(self) -> str:

@@ -23,7 +23,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -157,11 +157,11 @@ class RunStore:
         """Publish a file atomically.
 
         Raises:
-            StoreError: no space is left. What was there before is as it was.
+            StoreError: no space is left, or it cannot be written there. What was there before is as it was.
         """
         filesystem, root = self._filesystem
         target = f"{root}/{path}"
-        with self._space_for(path):
+        with self._writing(path):
             filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)
             if isinstance(filesystem, LocalFileSystem):
                 _replace_file(Path(target), content)
@@ -174,24 +174,25 @@ class RunStore:
         On a file system, processes that append at the same time wait for each other.
 
         Raises:
-            StoreError: no space is left. The lines before are as they were.
+            StoreError: no space is left, or it cannot be written there. The lines before are as they were.
         """
         if self.local_path is None:
             before = self.read_bytes(path) if self.exists(path) else b""
             self.write_bytes(path, before[: before.rfind(b"\n") + 1] + line.encode() + b"\n")
             return
         target = self.local_path / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with self._space_for(path), open(target, "ab+", buffering=0) as file:
-            _lock(file, LOCK_SECONDS)
-            file.seek(0)
-            before = file.read()
-            if not before.endswith(b"\n"):
-                file.truncate(before.rfind(b"\n") + 1)
-            written = file.write(content := line.encode() + b"\n")
-            if written < len(content):
-                raise OSError(errno.ENOSPC, "half a line was written")
-            os.fsync(file.fileno())
+        with self._writing(path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with open(target, "ab+", buffering=0) as file:
+                _lock(file, LOCK_SECONDS)
+                file.seek(0)
+                before = file.read()
+                if not before.endswith(b"\n"):
+                    file.truncate(before.rfind(b"\n") + 1)
+                written = file.write(content := line.encode() + b"\n")
+                if written < len(content):
+                    raise OSError(errno.ENOSPC, "half a line was written")
+                os.fsync(file.fileno())
 
     @contextmanager
     def lock(self, name: str, seconds: float = LOCK_SECONDS) -> Iterator[None]:
@@ -199,20 +200,29 @@ class RunStore:
 
         Raises:
             LockTimeout: it was not free within that time.
+            StoreError: no space is left, or it cannot be written there.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with open(self.directory / f".{name}.lock", "w") as file:
+        path = f".{name}.lock"
+        with ExitStack() as stack:
+            with self._writing(path):
+                self.directory.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(open(self.directory / path, "w"))
             _lock(file, seconds)
             yield
 
     @contextmanager
-    def _space_for(self, path: str) -> Iterator[None]:
+    def _writing(self, path: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StoreError(
                     f"no space left to write {self.url}/{path}: free some and retry; every finished stage is kept"
+                ) from error
+            if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise StoreError(
+                    f"{self.url}/{path} cannot be written ({os.strerror(error.errno)}): make the directory writable "
+                    "for this user, or put runs elsewhere (runs_dir=DIRECTORY)"
                 ) from error
             raise
 
@@ -258,22 +268,23 @@ class RunStore:
                 "use the version that wrote it"
             ) from None
 
-    def is_intact(self, ref: BatchRef) -> bool:
-        """Whether the file is there and is what was written."""
+    def damage(self, ref: BatchRef) -> str | None:
+        """What became of the file, where it is not what was written."""
         try:
             self._verified(ref)
-        except StoreError:
-            return False
-        return True
+        except StoreError as error:
+            return str(error)
+        return None
+
+    def is_intact(self, ref: BatchRef) -> bool:
+        """Whether the file is there and is what was written."""
+        return self.damage(ref) is None
 
     def _verified(self, ref: BatchRef) -> bytes:
         content = self.read_bytes(ref.path)
         digest = hashlib.sha256(content).hexdigest()
         if digest != ref.sha256:
-            raise StoreError(
-                f"{self.url}/{ref.path} is damaged: sha256 {digest[:12]}…, recorded {ref.sha256[:12]}…; "
-                "delete it and retry to have it computed again"
-            )
+            raise StoreError(f"{self.url}/{ref.path} is damaged: sha256 {digest[:12]}…, recorded {ref.sha256[:12]}…")
         return content
 
     # ---- ledger

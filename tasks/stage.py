@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import logging
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -26,11 +27,13 @@ from prefect_ray.task_runners import PrefectRayFuture
 from rlcore.batches import Batch
 from rlcore.cluster.waiting import engine_time
 from rlcore.iteration import Iteration
-from rlcore.plan import UPDATED
+from rlcore.plan import UPDATED, is_repeated
 from rlcore.reports import REPORTS
 from rlcore.store import BatchRef, LedgerEntry, Report
 from tasks.hangs import moving, watched
 from tasks.retries import PAUSES_SECONDS, attempt_note, is_worth_another_attempt
+
+logger = logging.getLogger(__name__)
 
 
 def stage(
@@ -61,7 +64,7 @@ def stage(
             refs = {key: ref for key, ref in inputs.items() if ref is not None}
             identity = identity_of(iteration, name, refs, reads)
             done = iteration.store.find(iteration.number, name)
-            if done is not None and done.identity == identity and iteration.store.is_intact(done.output):
+            if done is not None and done.identity == identity and _stands(iteration, done):
                 return Completed(name="Cached", message="read back from the ledger", data=done.output)
 
             started_at, started = time.time(), time.perf_counter()
@@ -109,6 +112,24 @@ def stage(
         )
 
     return decorate
+
+
+def _stands(iteration: Iteration, done: LedgerEntry) -> bool:
+    """Whether a finished stage stays as it is: its output is intact, or must not be replaced any more."""
+    store, number = iteration.store, iteration.number
+    damage = store.damage(done.output)
+    if damage is None:
+        return True
+    if is_repeated(done.stage, updated=store.find(number, "update") is not None):
+        logger.warning("%s: stage %s is computed again, with what depends on it", damage, done.stage)
+        return False
+    logger.warning(
+        "%s: stage %s is not computed again, as update %d was applied to what came of it; the run goes on without it",
+        damage,
+        done.stage,
+        number,
+    )
+    return True
 
 
 def identity_of(iteration: Iteration, stage_name: str, inputs: dict[str, BatchRef], reads: tuple[str, ...]) -> str:

@@ -8,14 +8,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rlcore import ownership
 from rlcore.ownership import Owner, RunBusy, owned, owner
 from rlcore.store import RunStore
+from tests.disks import fill, small_disk
 
 HOLD = """
 import sys, time
@@ -181,3 +183,49 @@ def test_one_that_waits_goes_on_when_its_owner_is_killed(store: RunStore, holder
     started = time.monotonic()
     with owned(store, wait=True):
         assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("seconds", [-86400.0, 86400.0])
+def test_an_owner_is_alive_and_a_dead_one_dead_whatever_the_clock_was_set_to(
+    store: RunStore, holders: list[subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """Linux has no time of creation but the time since boot: what is told in hours and minutes moves with the clock."""
+    holder = hold(store, holders)
+    assert first_line(holder) == "owns"
+    now, boot = time.time, psutil._pslinux.boot_time
+    monkeypatch.setattr(time, "time", lambda: now() + seconds)
+    monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot() + seconds)
+    with pytest.raises(RunBusy, match=f"by process {holder.pid} on"), owned(store):
+        pass
+    holder.kill()
+    holder.wait()
+    with owned(store):
+        pass
+
+
+def test_a_beat_that_finds_no_space_is_said_and_the_next_ones_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ownership, "BEAT_SECONDS", 0.05)
+    with small_disk(tmp_path, kibibytes=64):
+        store = RunStore(str(tmp_path))
+        with owned(store):
+            filler = fill(tmp_path)
+            wait_until(lambda: "no space left to write" in caplog.text)
+            filler.unlink()
+            before = beat_of(store)
+            wait_until(lambda: beat_of(store) > before)
+        assert owner(store) is None
+
+
+def beat_of(store: RunStore) -> int:
+    now = owner(store)
+    assert now is not None
+    return now.beat
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,19 @@ from prefect.client.schemas.objects import State
 from rlcore.batches import LogprobBatch
 from rlcore.compose import compose
 from rlcore.iteration import Iteration
-from rlcore.plan import READS
+from rlcore.plan import INPUTS, READS, is_repeated
 from rlcore.store import BatchRef, RunStore, StoreError
 from tasks.stage import identity_of, stage
+from tests.entries import ledger_entry
 
 CALLS: list[str] = []
+OFFSET = 0.0
 
 
 @stage(reads=("seed",), writes=LogprobBatch, to="source")
 def source(iteration: Iteration) -> pl.DataFrame:
     CALLS.append("source")
-    logprobs = pl.Series([[-1.0 - iteration.config.seed]], dtype=pl.List(pl.Float32))
+    logprobs = pl.Series([[-1.0 - iteration.config.seed - OFFSET]], dtype=pl.List(pl.Float32))
     return pl.DataFrame({"sample_id": ["a"], "logprobs": logprobs})
 
 
@@ -89,13 +93,66 @@ def test_another_input_makes_a_stage_run_again(run: Any) -> None:
     assert CALLS == ["source", "doubled"] * 2
 
 
-def test_a_lost_or_damaged_output_is_computed_again(run: Any) -> None:
+@pytest.mark.parametrize("harm", ["flip a bit", "truncate", "delete"])
+def test_a_lost_or_damaged_output_is_computed_again_with_what_depends_on_it_and_said(
+    run: Any, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
     iteration = run(1)
     ref = source.fn(iteration)
-    iteration.store.write_bytes(ref.path, b"not parquet")
-    assert source.fn(iteration) == ref
-    assert CALLS == ["source", "source"]
-    assert iteration.store.is_intact(ref)
+    before = doubled.fn(iteration, batch=ref)
+    damage(iteration, ref, harm)
+    with unlike_before():
+        again = source.fn(iteration)
+        after = doubled.fn(iteration, batch=again)
+    assert CALLS == ["source", "doubled", "source", "doubled"]
+    assert again.sha256 != ref.sha256 and after.sha256 != before.sha256
+    assert iteration.store.is_intact(again) and iteration.store.is_intact(after)
+    (said,) = caplog.messages
+    assert "iterations/000001/source.parquet is " in said and "stage source is computed again" in said
+
+
+def test_what_an_applied_update_is_built_on_is_not_replaced_by_another_batch(
+    run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The trainer would refuse the batch that came of it, in every retry."""
+    iteration = run(1)
+    ref = source.fn(iteration)
+    before = doubled.fn(iteration, batch=ref)
+    iteration.store.record(ledger_entry(1, "update"))
+    damage(iteration, ref, "truncate")
+    with unlike_before():
+        again = source.fn(iteration)
+        after = doubled.fn(iteration, batch=again.data)
+    assert CALLS == ["source", "doubled"]
+    assert (again.data, after.data) == (ref, before)
+    (said,) = caplog.messages
+    assert "source.parquet is damaged" in said and "not computed again, as update 1 was applied" in said
+
+
+def test_after_the_update_what_comes_out_the_same_is_computed_again_and_so_is_what_follows_it(run: Any) -> None:
+    assert not is_repeated("generate", updated=True)
+    assert all(is_repeated(stage, updated=True) for stage in ("sample", "advantage", "statistics", "sync", "evaluate"))
+    assert all(is_repeated(stage, updated=False) for stage in INPUTS)
+
+
+def damage(iteration: Iteration, ref: BatchRef, harm: str) -> None:
+    content = bytearray(iteration.store.read_bytes(ref.path))
+    if harm == "delete":
+        (iteration.store.directory / ref.path).unlink()
+        return
+    content[len(content) // 2] ^= 1
+    iteration.store.write_bytes(ref.path, bytes(content[:-10] if harm == "truncate" else content))
+
+
+@contextmanager
+def unlike_before() -> Iterator[None]:
+    """The stage `source` puts out something else, as one that samples would."""
+    global OFFSET
+    OFFSET = 1.0
+    try:
+        yield
+    finally:
+        OFFSET = 0.0
 
 
 def test_the_ledger_has_the_inputs_and_the_seconds_of_a_stage(run: Any) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import polars as pl
@@ -13,6 +13,7 @@ import pytest
 from rlcore.batches import BatchError, LogprobBatch
 from rlcore.reports import SyncReport
 from rlcore.store import BatchRef, LockTimeout, RunStore, StoreError
+from tests.disks import fill, make_read_only, small_disk
 from tests.entries import ledger_entry
 
 
@@ -62,7 +63,7 @@ def test_a_flipped_byte_is_refused_by_name(store: RunStore) -> None:
     content[len(content) // 2] ^= 1
     store.write_bytes(ref.path, bytes(content))
     assert not store.is_intact(ref)
-    with pytest.raises(StoreError, match=r"iterations/000001/x\.parquet is damaged.*delete it and retry"):
+    with pytest.raises(StoreError, match=r"iterations/000001/x\.parquet is damaged: sha256 .*, recorded "):
         store.read_batch(ref)
 
 
@@ -119,17 +120,13 @@ def test_a_reader_never_sees_a_half_written_file(tmp_path: Path, monkeypatch: py
 
 
 @pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 64 KiB, where this machine lets us mount one."""
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], capture_output=True)
-    if mount.returncode != 0:
-        pytest.skip(f"cannot mount a tmpfs here: {mount.stderr.decode().strip()}")
-    yield tmp_path
-    subprocess.run(["umount", str(tmp_path)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path, kibibytes=64):
+        yield tmp_path
 
 
-def test_a_full_disk_is_named_and_nothing_recorded_is_lost(full_disk: Path) -> None:
-    store = RunStore(str(full_disk / "run"))
+def test_a_full_disk_is_named_and_nothing_recorded_is_lost(disk: Path) -> None:
+    store = RunStore(str(disk / "run"))
     ref = store.write_batch(1, "x", logprob_batch([-0.5]), LogprobBatch)
     store.record(ledger_entry(1, "generate", ref))
     with pytest.raises(StoreError, match=r"no space left to write .*big\.bin: free some and retry"):
@@ -142,6 +139,51 @@ def test_a_full_disk_is_named_and_nothing_recorded_is_lost(full_disk: Path) -> N
         store.append_line("ledger.jsonl", "x" * (1 << 20))
     store.record(ledger_entry(1, "reward", ref))
     assert [one.stage for one in store.ledger()] == ["generate", "reward"]
+
+
+def test_where_no_space_is_left_every_kind_of_write_is_refused_and_done_once_there_is(disk: Path) -> None:
+    store = RunStore(str(disk / "run"))
+    before = store.write_batch(1, "x", logprob_batch([-0.5]), LogprobBatch)
+    store.record(ledger_entry(1, "generate", before))
+    # A page and more: what is left of the file's last page is no help.
+    entry = ledger_entry(1, "reward", before).model_dump_json() + " " * 8192
+    writes: dict[str, Callable[[], object]] = {
+        "y.parquet": lambda: store.write_batch(2, "y", logprob_batch([-0.7]), LogprobBatch),
+        "ledger.jsonl": lambda: store.append_line("ledger.jsonl", entry),
+        "metrics.jsonl": lambda: store.append_line("metrics.jsonl", json.dumps({"iteration": 1})),
+        "owner.json": lambda: store.write_bytes("owner.json", b"{}"),
+    }
+    filler = fill(disk)
+    for name, write in writes.items():
+        with pytest.raises(StoreError, match=rf"no space left to write .*{name}: free some and retry"):
+            write()
+    assert [one.stage for one in store.ledger()] == ["generate"] and store.is_intact(before)
+    filler.unlink()
+    for write in writes.values():
+        write()
+    assert [one.stage for one in store.ledger()] == ["generate", "reward"]
+    assert store.read_bytes("metrics.jsonl") == b'{"iteration": 1}\n'
+
+
+def test_a_read_only_directory_is_named_with_what_to_do(disk: Path) -> None:
+    store = RunStore(str(disk / "run"))
+    before = store.write_batch(1, "x", logprob_batch([-0.5]), LogprobBatch)
+    store.record(ledger_entry(1, "generate", before))
+    make_read_only(disk)
+    says = r"/run/.* cannot be written \(Read-only file system\): make the directory writable .*runs_dir=DIRECTORY"
+    with pytest.raises(StoreError, match=says):
+        store.write_batch(1, "y", logprob_batch([-0.5]), LogprobBatch)
+    with pytest.raises(StoreError, match=says):
+        store.record(ledger_entry(1, "reward", before))
+    with pytest.raises(StoreError, match=says), store.lock("owner"):
+        pass
+    assert store.is_intact(before) and [one.stage for one in store.ledger()] == ["generate"]
+
+
+def test_a_truncated_batch_is_not_intact_and_says_so(store: RunStore) -> None:
+    ref = store.write_batch(1, "x", logprob_batch([-0.5]), LogprobBatch)
+    store.write_bytes(ref.path, store.read_bytes(ref.path)[:-10])
+    assert "iterations/000001/x.parquet is damaged" in (store.damage(ref) or "")
 
 
 def append(url: str, name: str, count: int) -> None:

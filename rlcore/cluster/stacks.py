@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rlcore.machine import started
 from rlcore.progress import Progress
 
 DIRECTORY = "stacks"
@@ -61,7 +62,7 @@ def _end_family(pid: int, created: float) -> str:
     """The stacks of a process of this machine and of all its children, which are then killed, the parent first."""
     try:
         parent = psutil.Process(pid)
-        if abs(parent.create_time() - created) > 1.0:
+        if started(pid) != created:
             raise psutil.NoSuchProcess(pid)
         family = [parent, *parent.children(recursive=True)]
     except psutil.NoSuchProcess:

@@ -21,8 +21,8 @@ REWARD_STATUSES = RewardBatch.to_schema().columns["reward_status"].checks[0].sta
 
 def iteration_metrics(
     *,
-    rollouts: pl.DataFrame,
-    rewards: pl.DataFrame,
+    rollouts: pl.DataFrame | None,
+    rewards: pl.DataFrame | None,
     train: pl.DataFrame,
     update: UpdateReport,
     sync: SyncReport,
@@ -43,17 +43,22 @@ def iteration_metrics(
         seconds/<stage>                       wall time
 
     Args:
-        rollouts, rewards, train: RolloutBatch, RewardBatch and TrainBatch of the same responses.
+        rollouts, rewards, train: RolloutBatch, RewardBatch and TrainBatch of the same responses. One of the first two
+            may be lost after the update.
         evaluation: EvalBatch, or None where the iteration has none.
         seconds: wall time by stage.
     """
     # Greedy responses are no sample of the policy.
-    rollouts, rewards = rollouts.filter(~is_greedy()), rewards.filter(~is_greedy())
+    metrics: Metrics = {}
+    if rollouts is not None:
+        rollouts = rollouts.filter(~is_greedy())
+        if rewards is not None:
+            metrics |= reward_metrics(rollouts, rewards.filter(~is_greedy()))
+        metrics |= shaping_metrics(train.join(rollouts.select("sample_id", "domain"), on="sample_id"))
+        metrics |= response_metrics(rollouts)
+        metrics |= rollout_metrics(rollouts, update.iteration, seconds)
     return {
-        **reward_metrics(rollouts, rewards),
-        **shaping_metrics(train.join(rollouts.select("sample_id", "domain"), on="sample_id")),
-        **response_metrics(rollouts),
-        **rollout_metrics(rollouts, update.iteration, seconds),
+        **metrics,
         **train_metrics(train, update),
         **critic_metrics(train, update),
         **sync_metrics(sync),
@@ -65,17 +70,19 @@ def iteration_metrics(
 def read_iteration_metrics(outputs: IterationOutputs) -> Metrics:
     """The metrics of a finished iteration. Iteration 0, the untrained policy, has only an evaluation.
 
+    Rollouts or rewards that are lost are not computed again after the update: then what they alone tell is absent.
+
     Raises:
         KeyError: a stage of the iteration is not finished.
-        StoreError, BatchError: an output is missing or damaged.
+        StoreError, BatchError: another output is missing or damaged.
     """
     evaluation = outputs.batch("evaluate") if "evaluate" in outputs.entries else None
     seconds = {stage: entry.seconds for stage, entry in outputs.entries.items()}
     if outputs.iteration == 0:
         return {**({} if evaluation is None else evaluation_metrics(evaluation)), **seconds_metrics(seconds)}
     return iteration_metrics(
-        rollouts=outputs.batch("generate"),
-        rewards=outputs.batch("reward"),
+        rollouts=outputs.batch("generate") if outputs.is_intact("generate") else None,
+        rewards=outputs.batch("reward") if outputs.is_intact("reward") else None,
         train=outputs.batch("advantage"),
         update=outputs.report("update", UpdateReport),
         sync=outputs.report("sync", SyncReport),

@@ -31,6 +31,13 @@ class IterationOutputs:
             self._batches[stage] = self._store.read_batch(self.entries[stage].output)
         return self._batches[stage]
 
+    def is_intact(self, stage: str) -> bool:
+        """
+        Raises:
+            KeyError: the stage is not finished.
+        """
+        return self._store.is_intact(self.entries[stage].output)
+
     def report(self, stage: str, kind: type[R]) -> R:
         """
         Raises:

@@ -6,15 +6,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from rlcore.config import Config
-from rlcore.plan import plan_iteration
+from rlcore.plan import REPEATABLE, is_repeated, plan_iteration
 from rlcore.verification.findings import RESTORE
 from rlcore.verification.ledger import Line
 
 Outputs = Collection[tuple[int, str]]
 """Of stages, each as its iteration and its name."""
-
-REPEATABLE = frozenset({"advantage", "statistics"})
-"""Stages that put out the same bytes from the same inputs, whenever they run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +30,7 @@ class Progress:
 
     def advice_on_output(self, iteration: int, stage: str, intact: Outputs) -> str:
         """What the loss of a stage's output means, and what brings it back."""
-        if self.under_way and iteration == self.newest:
+        if self.under_way and iteration == self.newest and is_repeated(stage, self.updates >= iteration):
             return "go on with the run: it is computed again, with everything after it"
         if stage in REPEATABLE and {(iteration, "generate"), (iteration, "reward")} <= {*intact}:
             return f"run the iteration again, which computes it from what is there: {again(iteration)}"

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from rlcore.cluster.stacks import end_with_stacks, stacks
+from rlcore.machine import started
 from rlcore.progress import Progress, Step
 
 PROGRAM = """
@@ -28,12 +29,12 @@ wait_for_ever()
 @pytest.fixture
 def stopped() -> Iterator[psutil.Process]:
     """A process with a child, stopped in a function."""
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE) as started:
-        assert started.stdout is not None and started.stdout.readline() == b"ready\n"
-        process = psutil.Process(started.pid)
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None and program.stdout.readline() == b"ready\n"
+        process = psutil.Process(program.pid)
         family = [process, *process.children()]
         time.sleep(0.2)
-        started.send_signal(signal.SIGSTOP)
+        program.send_signal(signal.SIGSTOP)
         while process.status() != psutil.STATUS_STOPPED:
             time.sleep(0.01)
         yield process
@@ -44,7 +45,7 @@ def stopped() -> Iterator[psutil.Process]:
 
 def progress_of(process: psutil.Process) -> Progress:
     steps = [Step(name="micro-batches", done=3, total=8)]
-    return Progress.here().model_copy(update={"pid": process.pid, "created": process.create_time(), "steps": steps})
+    return Progress.here().model_copy(update={"pid": process.pid, "created": started(process.pid), "steps": steps})
 
 
 def test_the_stacks_of_a_stopped_process_name_its_functions(stopped: psutil.Process) -> None:
@@ -71,7 +72,7 @@ def test_a_process_and_its_children_are_ended_and_their_stacks_kept(stopped: psu
 
 
 def test_a_later_process_of_the_same_number_is_left_alone(stopped: psutil.Process, tmp_path: Path) -> None:
-    earlier = progress_of(stopped).model_copy(update={"created": stopped.create_time() - 100})
+    earlier = progress_of(stopped).model_copy(update={"created": started(stopped.pid) - 100})
     end_with_stacks(tmp_path, {"trainer-0": earlier})
     [file] = tmp_path.glob("stacks/*.txt")
     assert f"process {stopped.pid} is gone" in file.read_text()

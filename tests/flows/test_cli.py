@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from flows.runs import open_run
+from tests.disks import fill, make_read_only, small_disk
+
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -62,17 +65,25 @@ def test_a_port_in_use_is_named_before_anything_is_started(tmp_path: Path) -> No
 
 
 @pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(tmp_path)], capture_output=True)
-    if mount.returncode != 0:
-        pytest.skip(f"cannot mount a tmpfs here: {mount.stderr.decode().strip()}")
-    (tmp_path / "filler").write_bytes(bytes(4096))
-    yield tmp_path
-    subprocess.run(["umount", str(tmp_path)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path, kibibytes=64):
+        yield tmp_path
 
 
-def test_a_full_disk_is_named_before_anything_is_started(full_disk: Path) -> None:
-    (full_disk / "runs" / "arithmetic").mkdir(parents=True)
-    status, output = rlvr("train", "arithmetic", f"runs_dir={full_disk}/runs")
+def test_a_full_disk_is_named_before_anything_is_started(disk: Path) -> None:
+    (disk / "runs" / "arithmetic").mkdir(parents=True)
+    fill(disk)
+    status, output = rlvr("train", "arithmetic", f"runs_dir={disk}/runs")
     assert status == 1
-    assert f"no space left to write {full_disk}/runs/arithmetic" in output and "free some and retry" in output
+    assert f"no space left to write {disk}/runs/arithmetic" in output and "free some and retry" in output
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_read_only_directory_is_named_before_anything_is_started(disk: Path, begun: bool) -> None:
+    if begun:
+        open_run("arithmetic", [f"runs_dir={disk}/runs"])
+    make_read_only(disk)
+    status, output = rlvr("train", "arithmetic", f"runs_dir={disk}/runs")
+    assert status == 1
+    assert f"{disk}/runs/arithmetic" in output and "(Read-only file system): make the directory writable" in output
+    assert "Traceback" not in output and "Prefect" not in output

@@ -14,6 +14,7 @@ import pytest
 from flows import processes, services
 from flows.processes import Service, ServiceError, await_ready, start_process
 from flows.services import Services
+from rlcore import machine
 
 
 def test_a_port_in_use_is_named_with_its_owner_and_the_way_out() -> None:
@@ -31,7 +32,7 @@ def test_a_free_port_is_not_refused() -> None:
 
 def started(code: str) -> tuple[subprocess.Popen[bytes], Service]:
     process = subprocess.Popen([sys.executable, "-c", code])
-    created = psutil.Process(process.pid).create_time()
+    created = machine.started(process.pid)
     return process, Service(name="test", pid=process.pid, created=created, log="")
 
 
@@ -101,3 +102,15 @@ def test_a_service_that_dies_while_starting_is_reported_with_its_last_lines(tmp_
     service = start_process("test", command, {}, tmp_path / "test.log", end_with_parent=True)
     with pytest.raises(ServiceError, match=r"(?s)test ended while starting.*cannot go on"):
         await_ready(service, lambda: False)
+
+
+@pytest.mark.parametrize("seconds", [-86400.0, 86400.0])
+def test_a_service_is_found_alive_and_ended_whatever_the_clock_was_set_to(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    process, service = started("import time; time.sleep(60)")
+    boot = psutil._pslinux.boot_time
+    monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot() + seconds)
+    assert service.process() is not None
+    assert services.stop(recording(service)) == ["test"]
+    process.wait(timeout=5)

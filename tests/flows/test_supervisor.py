@@ -18,6 +18,7 @@ from flows.processes import MARK, ServiceDied, ServiceError, end, start_process
 from flows.services import RAY, SERVER, WORKER, Services
 from flows.supervisor import RESTARTS, WINDOW_SECONDS, Budget, Supervisor
 from flows.watch import watched
+from tests.disks import fill, small_disk
 
 SLEEP = [sys.executable, "-c", "import time; print('at work', flush=True); time.sleep(60)"]
 
@@ -216,3 +217,23 @@ def test_an_error_of_a_training_whose_services_live_is_its_own(up: Services, mon
 def test_the_record_is_only_for_its_owner_and_is_replaced_as_a_whole(up: Services) -> None:
     assert services.record_path().stat().st_mode & 0o777 == 0o600
     assert not [path for path in services.record_path().parent.iterdir() if path.suffix == ".new"]
+
+
+def test_on_a_full_disk_nothing_is_started_that_could_not_be_recorded(
+    up: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = services.record_path()
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with small_disk(disk, kibibytes=64):
+        monkeypatch.setattr(services, "record_path", lambda: disk / "up.json")
+        (disk / "up.json").write_bytes(record.read_bytes())
+        killed = kill(SERVER)
+        filler = fill(disk)
+        with pytest.raises(OSError, match="No space left"):
+            Supervisor().look()
+        assert recorded_pid(SERVER) == killed
+        filler.unlink()
+        Supervisor().look()
+        assert services.recorded() is not None and recorded_pid(SERVER) != killed
+        services.stop_recorded()

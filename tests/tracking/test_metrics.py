@@ -195,3 +195,15 @@ def test_a_runs_metrics_come_from_its_recorded_outputs(made_up_run: MadeUpRun) -
     assert recorded == {"iteration": 3, **metrics}
     with pytest.raises(KeyError, match="update"):
         read_iteration_metrics(IterationOutputs(made_up_run.store, 9))
+
+
+def test_metrics_that_only_a_lost_batch_could_tell_are_absent(made_up_run: MadeUpRun) -> None:
+    whole = read_iteration_metrics(IterationOutputs(made_up_run.store, 3))
+    (made_up_run.directory / "iterations/000003/rewards.parquet").unlink()
+    without = read_iteration_metrics(IterationOutputs(made_up_run.store, 3))
+    assert without.items() <= whole.items()
+    assert {key.split("/")[0] for key in whole.keys() - without.keys()} == {"reward"}
+    (made_up_run.directory / "iterations/000003/rollouts.parquet").write_bytes(b"half")
+    without = read_iteration_metrics(IterationOutputs(made_up_run.store, 3))
+    lost = {key.split("/")[0] for key in whole.keys() - without.keys()}
+    assert lost - {"shaping"} == {"reward", "response", "rollout"}

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -30,6 +28,7 @@ from rlcore.pretrained import smollm2_directory
 from rlcore.reports import SyncReport
 from rlcore.store import LedgerEntry, RunStore
 from tests.stack.chaos.cells import ALL, Cell
+from tests.stack.chaos.retrying import Retrying
 from tests.stack.conftest import save_tiny_llama
 from tests.stack.pipeline import Up, store_of, tiny_training, train, up
 
@@ -44,9 +43,6 @@ SETTINGS = [
 CELL_SECONDS = 240.0
 RETRIES = 3
 """How often Retry may have to be pressed."""
-GONE_SECONDS = 2.0
-"""How long the process of a flow run is gone before anything is done. The Prefect worker says last how it ended, and
-would take back a Retry that was pressed before."""
 POLL_SECONDS = 0.5
 
 
@@ -149,33 +145,16 @@ class Matrix:
         complete.replace(self._plan)
 
     def _see_through(self, flow_run: str) -> int:
-        """Retry until the flow run is completed; how often that was. Dead services are `rlvr up`'s to start again.
+        """Retry until the flow run is completed; how often that was.
 
         Raises:
             TimeoutError: it is not in CELL_SECONDS, or it failed more often than RETRIES.
         """
-        deadline, retries, gone_since = time.monotonic() + CELL_SECONDS, 0, float("inf")
+        retrying, deadline = Retrying(self._up, flow_run, RETRIES), time.monotonic() + CELL_SECONDS
         while time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-            try:
-                state = self._up.state_of(flow_run)
-            except httpx.HTTPError:
-                continue
-            if state == "COMPLETED":
-                return retries
-            if _runs(flow_run):
-                gone_since = float("inf")
-                continue
-            gone_since = min(gone_since, time.monotonic())
-            if time.monotonic() < gone_since + GONE_SECONDS:
-                continue
-            if state == "RUNNING":
-                self._up.mark_crashed(flow_run)
-            elif state in ("FAILED", "CRASHED"):
-                retries += 1
-                if retries > RETRIES:
-                    raise TimeoutError(f"{state.lower()} after {RETRIES} retries")
-                self._up.press_retry(flow_run)
+            if retrying.look():
+                return retrying.presses
         raise TimeoutError(f"not completed in {CELL_SECONDS:.0f} s")
 
     def _faults(self, number: int) -> list[str]:
@@ -218,17 +197,6 @@ def _weights(store: RunStore, iteration: int) -> str | None:
     """Digest of what the iteration's sync handed to the engine."""
     entry: LedgerEntry | None = store.find(iteration, "sync")
     return store.read_report(entry.output, SyncReport).weights_sha256 if entry else None
-
-
-def _runs(flow_run: str) -> bool:
-    """Whether a process of the flow run is there."""
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("PREFECT__FLOW_RUN_ID") == flow_run:
-                return True
-        except psutil.Error:
-            continue
-    return False
 
 
 @contextmanager
