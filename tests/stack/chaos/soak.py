@@ -267,6 +267,8 @@ def main() -> int:
                 soak.run(most_retries=2 * arguments.iterations // arguments.every + 2)
             except TimeoutError as error:
                 print(f"the training did not go on: {error}")
+            except KeyboardInterrupt:
+                print("interrupted: what was noted so far")
         updates = [entry.iteration for entry in store.ledger() if entry.stage == "update"]
     if arguments.samples:
         pl.DataFrame(soak.observed.samples, schema=SAMPLES, orient="row").write_csv(arguments.samples)
