@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
+import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +42,7 @@ class RankProcess:
     """Says where it is; then builds the object that it is there for; then passes calls to it."""
 
     def __init__(self, progress: Path) -> None:
+        end_forks_with_this_process()
         report_to(progress)
         self._object: Any = None
         self._identity: str | None = None
@@ -71,6 +74,16 @@ class RankProcess:
     def call(self, method: str, *arguments: Any) -> Any:
         with doing(method):
             return getattr(self._object, method)(*arguments)
+
+
+def end_forks_with_this_process() -> None:
+    """Processes that this one forks die with it, however it dies.
+
+    Megatron forks one to write a checkpoint. It has this process's connections: as long as it lives, Ray does not
+    notice that this one is dead.
+    """
+    set_parent_death_signal, kernel = 1, ctypes.CDLL(None)
+    os.register_at_fork(after_in_child=lambda: kernel.prctl(set_parent_death_signal, signal.SIGKILL))
 
 
 def end_of_log(place: Place) -> str:
