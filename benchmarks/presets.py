@@ -29,7 +29,8 @@ BEGIN, END = "<!-- presets:begin -->", "<!-- presets:end -->"
 HELD_OUT = REPOSITORY / "configs" / "data" / "arithmetic.held_out.jsonl"
 PROMPTS = 8
 QUICK, QUICK_HELD_OUT = "grpo", 8
-COLUMNS = ("preset", "held-out accuracy", "mean KL per update", "entropy at the end", "seconds an iteration")
+LAST = 5
+COLUMNS = ("preset", "held-out accuracy", "KL", "entropy", "seconds")
 HEAD = f"| {' | '.join(COLUMNS)} |\n|---|---|---:|---:|---:|"
 
 
@@ -96,11 +97,13 @@ def figure(stores: Sequence[RunStore]) -> str:
 def row(store: RunStore) -> str:
     """One line of the table: accuracies before and after, what the updates reported, the median of the stages' time."""
     before, after = accuracies(store)
-    trained = read_metrics(store.directory)[1:]
-    kl = sum(one["train/approx_kl_k3"] for one in trained) / len(trained)
-    stages = [[value for key, value in one.items() if key.startswith("seconds/")] for one in trained]
+    iterations = read_metrics(store.directory)[1:]
+    # Where every group was filtered out, nothing was trained, and there is no entropy to tell.
+    updates = [one for one in iterations if one["train/num_tokens"]]
+    kl = statistics.mean(one["train/approx_kl_k3"] for one in updates)
+    entropy = statistics.mean(one["train/entropy"] for one in updates[-LAST:])
+    stages = [[value for key, value in one.items() if key.startswith("seconds/")] for one in iterations]
     seconds = statistics.median(map(sum, stages))
-    entropy = trained[-1]["train/entropy"]
     return f"| {store.directory.name} | {before:.2f} → {after:.2f} | {kl:.4f} | {entropy:.2f} | {seconds:.1f} |"
 
 

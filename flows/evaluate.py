@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.publish import publish
 from flows.runs import open_iteration
 from flows.runtime import flow_run_name, stage_runner
 from rlcore.store import StoreError
@@ -25,7 +26,4 @@ async def evaluate(config: str = "arithmetic", overrides: list[str] | None = Non
         evaluated = stages.evaluate.submit(it, synced=synced.output if synced else None)
         await await_stages(it, evaluated)
         if iteration == 0:
-            # Torch and W&B take seconds to import: by now engines are warm, or were made meanwhile.
-            from flows.publish import publish
-
             await publish(it)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.evaluate import evaluate
+from flows.publish import publish
 from flows.runs import open_iteration
 from flows.runtime import flow_run_name, stage_runner
 from tasks import stages
@@ -49,9 +50,6 @@ async def rlvr(
         synced = stages.sync.submit(it, batch=batch, updated=updated)
         evaluated = stages.evaluate.submit(it, synced=synced) if "evaluate" in planned else None
         saved = stages.checkpoint.submit(it, synced=synced, state=state) if "checkpoint" in planned else None
-
-        # Torch and W&B take seconds to import: here it is while the stages run, not before the first of them.
-        from flows.publish import publish
 
         await await_stages(it, prompts, rollouts, rewards, reference, old, values, state)
         await await_stages(it, batch, updated, synced, evaluated, saved)

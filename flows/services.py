@@ -322,8 +322,8 @@ def start_ray(services: Services, *, end_with_parent: bool = False) -> None:
 
 def start_worker(services: Services) -> None:
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
-    # How long a Retry waits at most. A query of the loopback server costs milliseconds.
-    _start(services, WORKER, command, {"PREFECT_WORKER_QUERY_SECONDS": "1"})
+    # How long a Retry waits at most. Each query writes to the server's database too, where stages write meanwhile.
+    _start(services, WORKER, command, {"PREFECT_WORKER_QUERY_SECONDS": "3"})
 
 
 def start_supervisor(services: Services) -> None:

@@ -11,7 +11,7 @@ from rlcore.plan import INPUTS
 from tests.stack.chaos.cells import ALL, REPRESENTATIVE, Cell
 from tests.stack.chaos.matrix import Matrix, matrix
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
