@@ -79,8 +79,9 @@ def stacks(process: psutil.Process) -> str:
     """Of all threads of a process, by py-spy; where that is not allowed to look, what the kernel says of them."""
     try:
         heading = f"---- {process.pid}, {process.status()}"
-        # It stops no process to look at it: one that is stopped already could not be.
-        command = [str(Path(sys.executable).with_name("py-spy")), "dump", "--nonblocking", "--pid", str(process.pid)]
+        # It stops a process to look at it, which one that is stopped already could not be.
+        stopped = ["--nonblocking"] if process.status() == psutil.STATUS_STOPPED else []
+        command = [str(Path(sys.executable).with_name("py-spy")), "dump", *stopped, "--pid", str(process.pid)]
         try:
             spied = subprocess.run(command, capture_output=True, text=True, timeout=SPY_SECONDS, check=True)
             return f"{heading}\n{spied.stdout}"

@@ -100,7 +100,7 @@ def test_what_a_dead_service_left_is_ended_before_it_is_started_again(up: Servic
 def test_what_a_dead_service_left_is_found_by_its_session_where_its_environment_is_overwritten(tmp_path: Path) -> None:
     code = f"import subprocess, time; subprocess.Popen({SLEEP!r}, env={{}}); time.sleep(60)"
     service = start_process("parent", [sys.executable, "-c", code], {}, tmp_path / "parent.log")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(processes.members(service)) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(service.pid, signal.SIGKILL)
