@@ -161,7 +161,7 @@ class RunStore:
         """
         filesystem, root = self._filesystem
         target = f"{root}/{path}"
-        with self._writing(path):
+        with self.writing(path):
             filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)
             if isinstance(filesystem, LocalFileSystem):
                 _replace_file(Path(target), content)
@@ -181,7 +181,7 @@ class RunStore:
             self.write_bytes(path, before[: before.rfind(b"\n") + 1] + line.encode() + b"\n")
             return
         target = self.local_path / path
-        with self._writing(path):
+        with self.writing(path):
             target.parent.mkdir(parents=True, exist_ok=True)
             with open(target, "ab+", buffering=0) as file:
                 _lock(file, LOCK_SECONDS)
@@ -204,14 +204,19 @@ class RunStore:
         """
         path = f".{name}.lock"
         with ExitStack() as stack:
-            with self._writing(path):
+            with self.writing(path):
                 self.directory.mkdir(parents=True, exist_ok=True)
                 file = stack.enter_context(open(self.directory / path, "w"))
             _lock(file, seconds)
             yield
 
     @contextmanager
-    def _writing(self, path: str) -> Iterator[None]:
+    def writing(self, path: str) -> Iterator[None]:
+        """An error of the system in this block, which writes `path`, says what to do.
+
+        Raises:
+            StoreError: no space is left, or it cannot be written there.
+        """
         try:
             yield
         except OSError as error:

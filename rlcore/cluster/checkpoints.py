@@ -10,7 +10,7 @@ from typing import Any
 
 from rlcore.cluster.trainer import CRITIC, TRAINER, CriticGroup, Role, TrainerGroup
 from rlcore.reports import CheckpointReport, RunState
-from rlcore.store import RunStore
+from rlcore.store import RunStore, StoreError
 from rlcore.tracking.history import read_metrics
 from rlcore.trainer.checkpoint import HUGGINGFACE, delete_directory, publish, published
 
@@ -30,22 +30,27 @@ def save_checkpoint(
     The random states are in Megatron's part of it; the place in the data follows from the version.
 
     Raises:
-        StoreError: the run is not on a file system.
+        StoreError: the run is not on a file system, or no space is left, or the directory cannot be written.
         CheckpointFailed: it could not be written. The checkpoints before are as they were.
     """
     started = time.perf_counter()
     final = store.directory / "checkpoints" / f"{policy_version:06d}"
     # One name for all attempts: what one that was killed left there, the next removes.
     staging = final.with_name(".saving")
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    trainer.save_checkpoint(str(state_directory(staging, TRAINER)))
-    if critic is not None:
-        critic.save_checkpoint(str(state_directory(staging, CRITIC)))
-    if state is not None:
-        (staging / STATE).write_text(state.model_dump_json(indent=1))
-    trainer.export_huggingface(str(staging / HUGGINGFACE))
-    publish(staging, final)
+    if staging.parent.is_symlink() and not staging.parent.exists():
+        raise StoreError(
+            f"{staging.parent} is a link to {staging.parent.readlink()}, which is not there: mount or make it"
+        )
+    with store.writing(f"checkpoints/{final.name}"):
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        trainer.save_checkpoint(str(state_directory(staging, TRAINER)))
+        if critic is not None:
+            critic.save_checkpoint(str(state_directory(staging, CRITIC)))
+        if state is not None:
+            (staging / STATE).write_text(state.model_dump_json(indent=1))
+        trainer.export_huggingface(str(staging / HUGGINGFACE))
+        publish(staging, final)
     return CheckpointReport(
         policy_version=policy_version,
         path=f"checkpoints/{final.name}",
