@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import safetensors.torch
@@ -26,6 +26,8 @@ from rlcore.store import RunStore
 REPOSITORY = Path(__file__).parents[2]
 RLVR = [sys.executable, "-c", "from flows.cli import main; main()"]
 PREFECT = [sys.executable, "-m", "prefect", "--no-prompt"]
+
+T = TypeVar("T")
 
 
 def tiny_training(directory: Path, model: Path) -> list[str]:
@@ -75,11 +77,13 @@ def stages_done(store: RunStore, iteration: int) -> list[str]:
     return [entry.stage for entry in store.ledger() if entry.iteration == iteration]
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
+def wait_until(condition: Callable[[], T], what: str, seconds: float = 240.0) -> T:
+    """What the condition answers once it holds."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not (answer := condition()):
         assert time.monotonic() < deadline, f"not in {seconds:.0f} s: {what}"
         time.sleep(0.1)
+    return answer
 
 
 def train(overrides: list[str], environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -93,6 +97,11 @@ def train(overrides: list[str], environment: dict[str, str] | None = None) -> su
         text=True,
         start_new_session=True,
     )
+
+
+def rlvr(*command: str) -> str:
+    """What the command printed, with the services of its own."""
+    return _output([*RLVR, *command], None)
 
 
 @dataclass(frozen=True)
@@ -137,6 +146,10 @@ class Up:
         """What the dashboard's Retry does."""
         self._set_state(flow_run, "SCHEDULED", "AwaitingRetry")
 
+    def cancel(self, flow_run: str) -> None:
+        """What the dashboard's Cancel does."""
+        self._set_state(flow_run, "CANCELLING", "Cancelling")
+
     def _set_state(self, flow_run: str, kind: str, name: str) -> None:
         self.ask("POST", f"flow_runs/{flow_run}/set_state", {"state": {"type": kind, "name": name}, "force": True})
 
@@ -170,7 +183,7 @@ def _record(environment: dict[str, str]) -> Path:
     return Path(environment["RLVR_CACHE"]) / "services" / "up.json"
 
 
-def _output(command: list[str], environment: dict[str, str]) -> str:
+def _output(command: list[str], environment: dict[str, str] | None) -> str:
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
