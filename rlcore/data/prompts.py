@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import logging
+import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import version
 from multiprocessing import get_context
+from pathlib import Path
 
 import polars as pl
 
@@ -13,11 +18,14 @@ from rlcore.batches import PromptBatch
 from rlcore.config import Config, DataConfig
 from rlcore.data.datasets import DatasetError, load_prompts, tokenize_prompts
 from rlcore.data.sampler import PromptSampler
+from rlcore.pretrained import cache_directory
 
 logger = logging.getLogger(__name__)
 
 NAMED_PROMPTS = 20
 """Dropped prompts that a log line names."""
+WEIGHTS = {".safetensors", ".bin", ".gguf", ".pt", ".pth"}
+"""Endings of a model's files that the tokens do not depend on."""
 
 
 def check_datasets(config: Config) -> None:
@@ -58,10 +66,15 @@ def _domains(data: DataConfig) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=4)
 def _tokenized(paths: tuple[str, ...], domains: frozenset[str], model_path: str, prompt_length: int) -> pl.DataFrame:
-    """Read, tokenized, and cut to those that fit; kept, because every iteration draws from the same ones."""
-    # In a process that ends: imported, transformers is a quarter of a gigabyte that no stage needs again.
-    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as process:
-        kept, dropped = process.submit(_tokenize, load_prompts(paths, set(domains)), model_path, prompt_length).result()
+    """Read, tokenized, and cut to those that fit; kept in this process, because every iteration draws from them."""
+    prompts = load_prompts(paths, set(domains))
+    cached = cache_directory() / "prompts" / f"{_identity(prompts, Path(model_path), prompt_length)}.parquet"
+    if not cached.is_file():
+        # In a process that ends: imported, transformers is a quarter of a gigabyte that no stage needs again.
+        with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as process:
+            process.submit(_tokenize_to, cached, prompts, model_path, prompt_length).result()
+    kept = pl.read_parquet(cached)
+    dropped = json.loads(pl.read_parquet_metadata(cached)["dropped"])
     if dropped:
         named = ", ".join(dropped[:NAMED_PROMPTS]) + (", …" if len(dropped) > NAMED_PROMPTS else "")
         logger.warning(
@@ -74,7 +87,22 @@ def _tokenized(paths: tuple[str, ...], domains: frozenset[str], model_path: str,
     return kept
 
 
-def _tokenize(prompts: pl.DataFrame, model_path: str, prompt_length: int) -> tuple[pl.DataFrame, list[str]]:
+def _identity(prompts: pl.DataFrame, model: Path, prompt_length: int) -> str:
+    """sha256 over everything that decides the tokens: the prompts, and the model's files but for its weights."""
+    digest = hashlib.sha256(f"{version('transformers')} {prompt_length}\n{prompts.write_ndjson()}".encode())
+    for file in sorted(model.iterdir()):
+        if file.is_file() and file.suffix not in WEIGHTS:
+            digest.update(f"{file.name}\n".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _tokenize_to(cached: Path, prompts: pl.DataFrame, model_path: str, prompt_length: int) -> None:
+    """Write a parquet file of the prompts that fit, with the ids of the others in its metadata."""
     from transformers import AutoTokenizer
 
-    return tokenize_prompts(prompts, AutoTokenizer.from_pretrained(model_path), prompt_length)
+    kept, dropped = tokenize_prompts(prompts, AutoTokenizer.from_pretrained(model_path), prompt_length)
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    # Processes that do the same at the same time write the same.
+    with tempfile.NamedTemporaryFile(dir=cached.parent, delete=False) as staging:
+        kept.write_parquet(staging, metadata={"dropped": json.dumps(dropped)})
+    Path(staging.name).replace(cached)
