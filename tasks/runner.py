@@ -16,6 +16,8 @@ from prefect.futures import PrefectFuture
 from prefect_ray import RayTaskRunner
 from prefect_ray.task_runners import PrefectRayFuture
 
+from rlcore.cluster.leaving import uncollected
+
 INTERRUPT_SECONDS = 10.0
 """What the stages that still run get to end in, before their processes are ended."""
 
@@ -69,7 +71,8 @@ class StageRunner(RayTaskRunner[Any]):
             ray.cancel(stage)
         if running:
             ray.wait(running, num_returns=len(running), timeout=INTERRUPT_SECONDS)
-        super().__exit__(*exc_info)
+        with uncollected():
+            super().__exit__(*exc_info)
 
 
 class _KnownSettings(SettingsContext):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import ray
 
+from rlcore.cluster.leaving import uncollected
 from rlcore.cluster.policy import restore
 from rlcore.cluster.residents import release
 from rlcore.cluster.trainer import CRITIC, TRAINER, rank_group
@@ -49,7 +50,8 @@ def replay(config: Config, store: RunStore, plan: ReplayPlan, scratch: RunStore)
             yield comparison
     finally:
         release(scratch.run_id)
-        ray.shutdown()
+        with uncollected():
+            ray.shutdown()
 
 
 def _compare(store: RunStore, recorded: RecordedUpdate, report: UpdateReport, weights: Path) -> Comparison:
