@@ -12,7 +12,7 @@ def uncollected() -> Iterator[None]:
     """No garbage is collected in this block, in whatever thread.
 
     For the end of Ray's connection, which lets other threads run: one that collects an object reference or an actor's
-    handle right then asks the connection that is gone, and Ray (2.60, core_worker_process.cc) ends the process for that.
+    handle right then asks the connection that is gone, for which Ray (2.60, core_worker_process.cc) ends the process.
     """
     was_enabled = gc.isenabled()
     gc.disable()
