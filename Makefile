@@ -27,7 +27,7 @@ test: model lint ## Lint, the fast tests, then the tests of the real engines
 	@$(BIN)/pytest -q --ignore=tests/stack
 	@$(BIN)/pytest -q --timeout=600 tests/stack
 
-chaos: model ## Kill every kind of process in every stage and retry: the whole kill matrix (about CHAOS_MINUTES minutes)
+chaos: model ## Kill every kind of process in every stage and retry: the whole kill matrix (half an hour or more)
 	@$(BIN)/python -m tests.stack.chaos.matrix
 
 setup: ## Check this machine and install the locked packages into .venv
