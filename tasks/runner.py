@@ -71,6 +71,7 @@ class StageRunner(RayTaskRunner[Any]):
             ray.cancel(stage)
         if running:
             ray.wait(running, num_returns=len(running), timeout=INTERRUPT_SECONDS)
+        self._submitted.clear()
         with uncollected():
             super().__exit__(*exc_info)
 
