@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
-import secrets
 import signal
 import time
 from collections.abc import Iterator
@@ -24,6 +22,7 @@ from rlcore.iteration import Iteration
 from rlcore.progress import WRITE_SECONDS, counting
 from rlcore.store import RunStore
 from tasks import hangs
+from tests.ray_process import ray_process
 
 RUN_ID = "waiting"
 STALL_SECONDS = 1.5
@@ -56,17 +55,8 @@ class Worker:
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[ProcessPoolExecutor]:
-    """A process with a Ray of its own, which reads its token when it is imported."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_AUTH_MODE", "token")
-        environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=start_ray) as process:
-            yield process
-            process.submit(ray.shutdown).result()
-
-
-def start_ray() -> None:
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    with ray_process() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

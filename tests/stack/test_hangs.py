@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import ray
 
 from rlcore.batches import TrainBatch
 from rlcore.cluster.policy import engine_at, trainer_for_update
@@ -23,6 +20,7 @@ from rlcore.deadlines import DeadlineExceeded, StageStalled, within
 from rlcore.generation.interface import GenerationRequest
 from rlcore.progress import Progress, progress_file, read_progress
 from rlcore.store import BatchRef, RunStore
+from tests.ray_process import ray_process
 from tests.stack.generation import requests
 from tests.stack.training import train_batch, trainer_config
 
@@ -35,17 +33,8 @@ SLACK_SECONDS = 10.0
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[ProcessPoolExecutor]:
-    """A process with a Ray of its own, which reads its token when it is imported."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_AUTH_MODE", "token")
-        environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=start_ray) as process:
-            yield process
-            process.submit(ray.shutdown).result()
-
-
-def start_ray() -> None:
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    with ray_process() as made:
+        yield made
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import secrets
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -14,7 +12,6 @@ from queue import SimpleQueue
 
 import polars as pl
 import pytest
-import ray
 import torch
 from safetensors.torch import load_file
 
@@ -30,6 +27,7 @@ from rlcore.pruning import plan_pruning, prune
 from rlcore.store import RunStore, StoreError
 from rlcore.trainer.checkpoint import CheckpointDamaged, published
 from tests.entries import ledger_entry
+from tests.ray_process import ray_process
 from tests.stack.training import train_batch, trainer_config
 
 pytestmark = pytest.mark.timeout(300)
@@ -39,17 +37,8 @@ UPDATES = 4
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[ProcessPoolExecutor]:
-    """A process with a Ray of its own, which reads its token when it is imported."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_AUTH_MODE", "token")
-        environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=start_ray) as process:
-            yield process
-            process.submit(ray.shutdown).result()
-
-
-def start_ray() -> None:
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    with ray_process() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
