@@ -37,7 +37,7 @@ class RolloutScheduler:
     def __init__(self, book: Book, grade: Grade, *, seen: Callable[[Response], None] = lambda response: None) -> None:
         """
         Args:
-            grade: what a response is worth.
+            grade: says what a response is worth.
             seen: told of every response that was generated and graded.
         """
         self.book = book
@@ -51,7 +51,7 @@ class RolloutScheduler:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def attach(self, engines: Mapping[str, Engine], capacity: int) -> None:
-        """These engines are there, and hold the weights of the book's version. Others are used no more.
+        """These engines are there, and hold the weights of the book's version. Others get nothing more.
 
         Args:
             capacity: requests that each gets at once.
@@ -151,8 +151,9 @@ class RolloutScheduler:
         try:
             outcome = await self._grade(response.group.prompt, response.generation)
             if response.attempt == attempt:
-                self.book.graded(response, outcome)
+                response.outcome = outcome
                 self._seen(response)
+                self.book.graded(response, outcome)
         except Exception as error:
             self._failure = error
         self._pump()
@@ -171,6 +172,11 @@ class RolloutScheduler:
                     await member.engine.abort(sorted(running))
                 except EngineDied as error:
                     self._engine_died(member, error)
+
+    def close(self) -> None:
+        """Nothing that runs is waited for any more."""
+        for task in self._tasks:
+            task.cancel()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
