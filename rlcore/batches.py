@@ -24,7 +24,7 @@ TOKENS = {"inner": pl.Int32()}
 FLOATS = {"inner": pl.Float32()}
 MESSAGE = pl.Struct({"role": pl.String, "content": pl.String})
 COMPONENT = pl.Struct({"name": pl.String, "value": pl.Float64})
-GRADE = {
+GRADE: dict[str, pl.DataType | type[pl.DataType]] = {
     "reward": pl.Float64,
     "reward_status": pl.String,
     "components": pl.List(COMPONENT),

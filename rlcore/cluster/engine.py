@@ -17,6 +17,14 @@ from rlcore.generation.interface import Generation, GenerationRequest
 from rlcore.store import RunStore
 
 
+class EngineProcess(AsyncResident):
+    """Holds a StreamingGenerator."""
+
+
+class GradersProcess(Resident):
+    """Holds a RewardRouter."""
+
+
 @dataclass(frozen=True)
 class ResidentHandle:
     """An object in a process of its own, whose methods are called synchronously."""
@@ -139,7 +147,7 @@ def engines(config: Config, store: RunStore) -> EngineGroup:
 def _engine(name: str, config: Config, store: RunStore, identity: str) -> ActorHandle:
     log_path = str(store.directory / "logs" / f"{name}.log")
     return get_or_create(
-        AsyncResident,
+        EngineProcess,
         name,
         store.run_id,
         store.directory,
@@ -174,7 +182,9 @@ def graders(config: Config, store: RunStore) -> GradersHandle:
     name = "graders"
     arguments = ("rlcore.rewards.router", "RewardRouter", config.rewards, config.hardware.reward_processes)
     identity = config.digest("rewards", "hardware.reward_processes")
-    actor = get_or_create(Resident, name, store.run_id, store.directory, arguments, QUIET_THREADS, identity=identity)
+    actor = get_or_create(
+        GradersProcess, name, store.run_id, store.directory, arguments, QUIET_THREADS, identity=identity
+    )
     # Every process may be at a response for as long as that may take.
     longest = max(reward.timeout_seconds for reward in config.rewards.values())
     return GradersHandle(ResidentHandle(name, actor, Supervision(store.directory, config.deadlines), longest))

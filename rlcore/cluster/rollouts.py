@@ -130,6 +130,10 @@ class RemoteGraders:
         self._grading = False
 
 
+class SchedulerProcess(AsyncResident):
+    """Holds a RolloutActor."""
+
+
 class RolloutActor(RolloutService):
     """A RolloutService that is given actors."""
 
@@ -183,7 +187,7 @@ def rollouts(config: Config, store: RunStore) -> RolloutHandle:
     identity = config.digest("model", "data", "rollout", "rewards", "algorithm.adv_estimator", "hardware.max_num_seqs")
     arguments = ("rlcore.cluster.rollouts", "RolloutActor", config, store.url)
     actor = get_or_create(
-        AsyncResident, name, store.run_id, store.directory, arguments, QUIET_THREADS, identity=identity
+        SchedulerProcess, name, store.run_id, store.directory, arguments, QUIET_THREADS, identity=identity
     )
     return RolloutHandle(ResidentHandle(name, actor, Supervision(store.directory, config.deadlines)))
 

@@ -158,6 +158,17 @@ class Journal:
         self._store.write_bytes(_path(iteration), state.model_dump_json().encode() + b"\n")
 
 
+def copy_state(origin: RunStore, target: RunStore, iteration: int) -> None:
+    """Give another run the scheduler's state from which an iteration begins, if a file has it.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
+    state = read_state(origin, iteration)
+    if state is not None:
+        target.write_bytes(_path(iteration), state.model_dump_json().encode() + b"\n")
+
+
 def handed_over(state: State | None, iteration: int, rules: Rules) -> dict[str, int]:
     """By lane, the prompts that were handed over before an iteration.
 
