@@ -79,6 +79,12 @@ class RolloutService:
         if self._scheduler is not None:
             await self._scheduler.resume(version)
 
+    def close(self) -> None:
+        """Give up what runs."""
+        if self._scheduler is not None:
+            self._scheduler.close()
+            self._scheduler = None
+
     def _scheduler_for(self, iteration: int, prompts: pl.DataFrame) -> RolloutScheduler:
         """The one there is, if the iteration is its newest or comes next; else one made from the journal."""
         there = self._scheduler
@@ -87,8 +93,7 @@ class RolloutService:
                 self._hand_over(there.book, prompts)
                 self._handed_over = iteration
             return there
-        if there is not None:
-            there.close()
+        self.close()
         self._scheduler = RolloutScheduler(self._restored(iteration, prompts), self._graded_by, seen=self._seen)
         self._handed_over = iteration
         return self._scheduler
