@@ -297,13 +297,15 @@ class RunStore:
 
     # ---- ledger
 
-    def ledger(self) -> list[LedgerEntry]:
-        """All finished stages, oldest first. Half a last line, left by a crash, is not one.
+    def ledger(self, iteration: int | None = None) -> list[LedgerEntry]:
+        """All finished stages, or those of an iteration, oldest first. Half a last line, left by a crash, is not one.
 
         Raises:
             StoreError: a line that is not the last cannot be read.
         """
-        return [self._entry(*numbered) for numbered in enumerate(self._ledger().split(b"\n")[:-1], start=1)]
+        beginning = b"" if iteration is None else b'{"iteration":%d,' % iteration
+        lines = enumerate(self._ledger().split(b"\n")[:-1], start=1)
+        return [self._entry(number, line) for number, line in lines if line.startswith(beginning)]
 
     def find(self, iteration: int, stage: str) -> LedgerEntry | None:
         """The newest entry of a stage of an iteration.
