@@ -321,8 +321,8 @@ def start_ray(services: Services, *, end_with_parent: bool = False) -> None:
 
 
 def start_worker(services: Services) -> None:
-    # How long a Retry waits at most. Each query writes to the server's database too, where stages write meanwhile.
-    _start(services, WORKER, [sys.executable, "-m", "flows.worker"], {"PREFECT_WORKER_QUERY_SECONDS": "1"})
+    # Each query writes to the server's database too, where stages write meanwhile. The worker is told what is scheduled.
+    _start(services, WORKER, [sys.executable, "-m", "flows.worker"], {"PREFECT_WORKER_QUERY_SECONDS": "3"})
 
 
 def start_supervisor(services: Services) -> None:

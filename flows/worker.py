@@ -1,169 +1,56 @@
-"""The Prefect worker of `rlvr up`, `python -m flows.worker`: one of type `process` that keeps the next process ready.
+"""The Prefect worker of `rlvr up`, `python -m flows.worker`: of type `process`, and with little time to a flow run's start.
 
-Who presses Retry then waits neither for Python nor for its imports.
+A process stands by for the next flow run, and what is scheduled is taken at once, not at the next query.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import subprocess
-import sys
-import sysconfig
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import anyio
-import anyio.abc
+import httpx
 import prefect.runner.runner
-from prefect.settings import get_current_settings
-from prefect.utilities.processutils import consume_process_output, run_process, setup_signal_handlers_worker
+from prefect.events.clients import get_events_subscriber
+from prefect.events.filters import EventFilter, EventNameFilter
+from prefect.utilities.processutils import setup_signal_handlers_worker
 from prefect.workers.process import ProcessWorker
+from websockets.exceptions import WebSocketException
 
+from flows.flow_processes import FlowRunProcesses
 from flows.services import POOL
-from flows.standby import FLOW_RUN_ID, NO_FLOW_RUN
 
-ENGINE = [sys.executable, "-m", "prefect.engine"]
-STANDBY = [sys.executable, "-m", "flows.standby"]
-PACKAGES = ("flows", "tasks", "rlcore")
-OF_ONE_FLOW_RUN = "PREFECT__"
-"""How the names of variables begin that tell a process its flow run. The others are the same for all flow runs."""
-
-
-class Standby:
-    """A process that has imported the flows, and waits for a flow run of the same code, directory and environment."""
-
-    def __init__(self, process: anyio.abc.Process, directory: Path, variables: dict[str, str], code: object) -> None:
-        self.process = process
-        self._directory = directory
-        self._variables = variables
-        self._code = code
-
-    @classmethod
-    async def start(cls, directory: Path) -> Standby:
-        variables = {**os.environ, **get_current_settings().to_environment_variables(exclude_unset=True)}
-        code = code_in(directory)
-        pipe = subprocess.PIPE
-        environment = {**variables, FLOW_RUN_ID: NO_FLOW_RUN}
-        process = await anyio.open_process(
-            STANDBY, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd=directory
-        )
-        return cls(process, directory, _common(variables), code)
-
-    def suits(self, command: list[str], directory: Path, variables: dict[str, str]) -> bool:
-        """Whether the flow run finds in it what it would find in a process that was started for it."""
-        return (
-            self.process.returncode is None
-            and command == ENGINE
-            and directory == self._directory
-            and _common(variables) == self._variables
-            and code_in(directory) == self._code
-        )
-
-    async def give(self, variables: dict[str, str]) -> None:
-        """Have it run the flow run that the variables tell.
-
-        Raises:
-            OSError: it has just died.
-        """
-        assert self.process.stdin is not None
-        own = {name: value for name, value in variables.items() if name.startswith(OF_ONE_FLOW_RUN)}
-        await self.process.stdin.send(json.dumps(own).encode() + b"\n")
-
-    async def end(self) -> None:
-        if self.process.returncode is None:
-            self.process.kill()
-        await self.process.aclose()
-
-
-class FlowRunProcesses:
-    """Starts the processes of flow runs. One stands by; the next one is started when a flow run is over."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._standby: Standby | None = None
-        self._starting = anyio.Lock()
-
-    async def __aenter__(self) -> FlowRunProcesses:
-        await self._restock()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._standby is not None:
-            await self._standby.end()
-
-    async def run(
-        self,
-        command: list[str],
-        *,
-        env: dict[str, str],
-        cwd: Path | str | None,
-        stream_output: bool,
-        task_status: anyio.abc.TaskStatus[Any],
-        task_status_handler: Callable[[anyio.abc.Process], Any],
-    ) -> anyio.abc.Process:
-        """A flow run's process, at its end. As `prefect.utilities.processutils.run_process`, which it stands in for."""
-        try:
-            process = await self._given(command, Path(cwd or os.getcwd()), env) if stream_output else None
-            if process is None:
-                return await run_process(
-                    command,
-                    env=env,
-                    cwd=cwd,
-                    stream_output=stream_output,
-                    task_status=task_status,
-                    task_status_handler=task_status_handler,
-                )
-            async with process:
-                task_status.started(task_status_handler(process))
-                await consume_process_output(process, stdout_sink=sys.stdout, stderr_sink=sys.stderr)
-                await process.wait()
-            return process
-        finally:
-            await self._restock()
-
-    async def _given(self, command: list[str], directory: Path, variables: dict[str, str]) -> anyio.abc.Process | None:
-        """The process that stood by, at work; None if there is none that suits."""
-        standby, self._standby = self._standby, None
-        if standby is None:
-            return None
-        if standby.suits(command, directory, variables):
-            with suppress(OSError):
-                await standby.give(variables)
-                return standby.process
-        await standby.end()
-        return None
-
-    async def _restock(self) -> None:
-        async with self._starting:
-            if self._standby is None:
-                self._standby = await Standby.start(self._directory)
-
-
-def code_in(directory: Path) -> dict[str, tuple[int, ...]]:
-    """What tells whether a process started now would run other code: source files, settings, installed packages."""
-    sources = [path for package in PACKAGES for path in (directory / package).rglob("*.py")]
-    found = [*sources, *directory.glob("*.toml"), Path(sysconfig.get_path("purelib"))]
-    stats = {str(path): path.stat() for path in found}
-    return {path: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
-
-
-def _common(variables: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if not name.startswith(OF_ONE_FLOW_RUN)}
+SCHEDULED = ["prefect.flow-run.Scheduled", "prefect.flow-run.AwaitingRetry"]
+LISTEN_AGAIN_SECONDS = 3.0
 
 
 async def work() -> None:
-    async with FlowRunProcesses(Path.cwd()) as processes:
+    """Until the worker is told to end."""
+    async with FlowRunProcesses(Path.cwd()) as processes, anyio.create_task_group() as group:
         # Prefect has no setting for it; its source says to replace the function where it is used.
         prefect.runner.runner.run_process = processes.run  # type: ignore[assignment]
         setup_signal_handlers_worker(os.getpid(), "the Prefect worker", print)
-        await ProcessWorker(work_pool_name=POOL).start()
+        worker = ProcessWorker(work_pool_name=POOL)
+        group.start_soon(take_at_once, worker)
+        await worker.start()
+        group.cancel_scope.cancel()
+
+
+async def take_at_once(worker: ProcessWorker) -> None:
+    """Look for flow runs whenever the server says that one was scheduled.
+
+    The worker looks for them by itself every PREFECT_WORKER_QUERY_SECONDS, so none is lost where this hears nothing.
+    """
+    scheduled = EventFilter(event=EventNameFilter(name=SCHEDULED))
+    while True:
+        with suppress(OSError, WebSocketException, httpx.HTTPError):
+            async with get_events_subscriber(scheduled) as events:
+                async for _ in events:
+                    if worker.is_setup:
+                        await worker.get_and_submit_flow_runs()
+        await anyio.sleep(LISTEN_AGAIN_SECONDS)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ import pytest
 from prefect.settings import get_current_settings
 
 from flows import standby
-from flows.worker import ENGINE, STANDBY, FlowRunProcesses, code_in
+from flows.flow_processes import ENGINE, STANDBY, FlowRunProcesses, code_in
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_process_that_died_standing_by_costs_no_flow_run(directory: Path) -> N
 def test_no_process_is_left_standing_by_when_its_worker_is_killed(directory: Path) -> None:
     code = f"""
 import asyncio, os, pathlib, signal
-from flows.worker import Standby
+from flows.flow_processes import Standby
 async def work():
     standby = await Standby.start(pathlib.Path({str(directory)!r}))
     print(standby.process.pid, flush=True)
