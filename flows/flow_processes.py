@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import subprocess
+import socket
 import sys
 import sysconfig
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,7 +18,7 @@ import anyio.abc
 from prefect.settings import get_current_settings
 from prefect.utilities.processutils import consume_process_output, run_process
 
-from flows.standby import FLOW_RUN_ID, NO_FLOW_RUN
+from flows.standby import FLOW_RUN_ID, NO_FLOW_RUN, TAKEN
 
 ENGINE = [sys.executable, "-m", "prefect.engine"]
 STANDBY = [sys.executable, "-m", "flows.standby"]
@@ -30,8 +30,16 @@ OF_ONE_FLOW_RUN = "PREFECT__"
 class Standby:
     """A process that has imported the flows, and waits for a flow run of the same code, directory and environment."""
 
-    def __init__(self, process: anyio.abc.Process, directory: Path, variables: dict[str, str], code: object) -> None:
+    def __init__(
+        self,
+        process: anyio.abc.Process,
+        stdin: socket.socket,
+        directory: Path,
+        variables: dict[str, str],
+        code: object,
+    ) -> None:
         self.process = process
+        self._stdin = stdin
         self._directory = directory
         self._variables = variables
         self._code = code
@@ -40,12 +48,13 @@ class Standby:
     async def start(cls, directory: Path) -> Standby:
         variables = {**os.environ, **get_current_settings().to_environment_variables(exclude_unset=True)}
         code = code_in(directory)
-        pipe = subprocess.PIPE
-        environment = {**variables, FLOW_RUN_ID: NO_FLOW_RUN}
-        process = await anyio.open_process(
-            STANDBY, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd=directory
-        )
-        return cls(process, directory, _common(variables), code)
+        ours, its = socket.socketpair()
+        ours.setblocking(False)
+        with its:
+            process = await anyio.open_process(
+                STANDBY, stdin=its, env={**variables, FLOW_RUN_ID: NO_FLOW_RUN}, cwd=directory
+            )
+        return cls(process, ours, directory, _common(variables), code)
 
     def suits(self, command: list[str], directory: Path, variables: dict[str, str]) -> bool:
         """Whether the flow run finds in it what it would find in a process that was started for it."""
@@ -57,20 +66,25 @@ class Standby:
             and code_in(directory) == self._code
         )
 
-    async def give(self, variables: dict[str, str]) -> None:
-        """Have it run the flow run that the variables tell.
-
-        Raises:
-            OSError: it has just died.
-        """
-        assert self.process.stdin is not None
+    async def takes(self, variables: dict[str, str]) -> bool:
+        """Give it the flow run of these variables; whether it runs it now. If not, it never will."""
         own = {name: value for name, value in variables.items() if name.startswith(OF_ONE_FLOW_RUN)}
-        await self.process.stdin.send(json.dumps(own).encode() + b"\n")
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.sock_sendall(self._stdin, json.dumps(own).encode() + b"\n")
+            return await loop.sock_recv(self._stdin, len(TAKEN)) == TAKEN
+        except ConnectionError:
+            return False
+        finally:
+            self._stdin.close()
 
     async def end(self) -> None:
-        if self.process.returncode is None:
-            self.process.kill()
-        await self.process.aclose()
+        """Kill it, if it is not dead; what it said is in this process's output."""
+        self._stdin.close()
+        async with self.process:
+            if self.process.returncode is None:
+                self.process.kill()
+            await consume_process_output(self.process, stdout_sink=sys.stdout, stderr_sink=sys.stderr)
 
 
 class FlowRunProcesses:
@@ -126,10 +140,8 @@ class FlowRunProcesses:
         standby, self._standby = self._standby, None
         if standby is None:
             return None
-        if standby.suits(command, directory, variables):
-            with suppress(OSError):
-                await standby.give(variables)
-                return standby.process
+        if standby.suits(command, directory, variables) and await standby.takes(variables):
+            return standby.process
         await standby.end()
         return None
 

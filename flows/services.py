@@ -321,7 +321,7 @@ def start_ray(services: Services, *, end_with_parent: bool = False) -> None:
 
 
 def start_worker(services: Services) -> None:
-    # Each query writes to the server's database too, where stages write meanwhile. The worker is told what is scheduled.
+    # The server tells it of flow runs; each query writes to the database too, where stages write meanwhile.
     _start(services, WORKER, [sys.executable, "-m", "flows.worker"], {"PREFECT_WORKER_QUERY_SECONDS": "3"})
 
 

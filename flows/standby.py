@@ -1,6 +1,8 @@
-"""A process that has imported what a flow run needs, and waits to be given one: `python -m flows.standby`.
+"""A process that is ready for a flow run, and waits to be given one: `python -m flows.standby`.
 
-It does what `python -m prefect.engine` does, which the Prefect worker would start, without the seconds of its start.
+It does what `python -m prefect.engine` does, which the Prefect worker would start, without the seconds before the flow
+begins: it has imported the flows, is connected to Ray, and has a Ray worker that has imported the stages. Whatever is
+wrong, it ends before it takes a flow run, and the flow run gets a process of its own.
 """
 
 from __future__ import annotations
@@ -9,31 +11,44 @@ import ctypes
 import json
 import os
 import runpy
+import socket
 import sys
 from uuid import UUID
 
 FLOW_RUN_ID = "PREFECT__FLOW_RUN_ID"
 NO_FLOW_RUN = str(UUID(int=0))
 """The value of FLOW_RUN_ID that a standby is started with."""
+TAKEN = b"+"
+"""The answer to whoever gives a flow run."""
 
 
 def main() -> None:
-    """Import, wait for one line of JSON on stdin with the variables of a flow run, run it. Without a line, end."""
+    """Take the flow run whose variables come as one line of JSON through the socket that is stdin.
+
+    Ends without one when the other side is closed.
+    """
     import prefect._internal.metrics
+    import prefect.engine
     import prefect.flow_engine
 
     import flows.rlvr
     import flows.train  # noqa: F401
+    from flows.runtime import stage_runner
 
-    line = sys.stdin.buffer.readline()
-    if not line:
-        return
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), sys.stdin.fileno())
-    variables = json.loads(line)
-    _show(variables[FLOW_RUN_ID])
-    os.environ.update(variables)
-    runpy.run_module("prefect.engine", run_name="__main__", alter_sys=True)
+    # The flow finds Ray connected, and leaves it so.
+    with stage_runner() as stages, socket.socket(fileno=os.dup(sys.stdin.fileno())) as giver:
+        stages.warm_up()
+        line = giver.makefile("rb").readline()
+        if not line:
+            return
+        stages.warm_up()
+        variables = json.loads(line)
+        _show(variables[FLOW_RUN_ID])
+        os.environ.update(variables)
+        giver.sendall(TAKEN)
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), sys.stdin.fileno())
+        runpy.run_path(prefect.engine.__file__, run_name="__main__")
 
 
 def _show(flow_run_id: str) -> None:

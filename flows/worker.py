@@ -1,6 +1,6 @@
-"""The Prefect worker of `rlvr up`, `python -m flows.worker`: of type `process`, and with little time to a flow run's start.
+"""The Prefect worker of `rlvr up`, `python -m flows.worker`: of type `process`, but fast to start a flow run.
 
-A process stands by for the next flow run, and what is scheduled is taken at once, not at the next query.
+A process stands by for the next one, and what is scheduled is taken at once, not at the next query.
 """
 
 from __future__ import annotations

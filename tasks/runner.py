@@ -18,6 +18,7 @@ from prefect_ray.task_runners import PrefectRayFuture
 
 from rlcore.cluster.leaving import uncollected
 
+WARM_UP_SECONDS = 20.0
 INTERRUPT_SECONDS = 10.0
 """What the stages that still run get to end in, before their processes are ended."""
 
@@ -37,6 +38,14 @@ class StageRunner(RayTaskRunner[Any]):
     def __init__(self, address: str | None = None, init_kwargs: dict[str, Any] | None = None) -> None:
         super().__init__(address, init_kwargs)
         self._submitted: list[ray.ObjectRef] = []
+
+    def warm_up(self) -> None:
+        """Have a worker that has imported the stages.
+
+        Raises:
+            TimeoutError, RayError: Ray does not answer.
+        """
+        ray.get(_import_stages.remote(), timeout=WARM_UP_SECONDS)
 
     def submit(
         self,
@@ -88,6 +97,13 @@ class _KnownSettings(SettingsContext):
 def _run_stage(*upstream: Any, **submission: Any) -> Any:
     _keep_client()
     return RayTaskRunner._run_prefect_task(*upstream, **submission)
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def _import_stages() -> None:
+    import tasks.stages  # noqa: F401
+
+    _keep_client()
 
 
 @functools.cache
