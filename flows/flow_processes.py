@@ -52,7 +52,7 @@ class Standby:
         ours.setblocking(False)
         with its:
             process = await anyio.open_process(
-                STANDBY, stdin=its, env={**variables, FLOW_RUN_ID: NO_FLOW_RUN}, cwd=directory
+                STANDBY, stdin=its.fileno(), env={**variables, FLOW_RUN_ID: NO_FLOW_RUN}, cwd=directory
             )
         return cls(process, ours, directory, _common(variables), code)
 

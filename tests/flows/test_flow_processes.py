@@ -72,7 +72,8 @@ def command_of_the_next(directory: Path, change: Callable[[], object] = lambda: 
             change()
             await anyio.sleep(0.5)
             process = await start(processes, group, directory, **{standby.FLOW_RUN_ID: str(uuid4()), **variables})
-            return psutil.Process(process.pid).cmdline()
+            command = psutil.Process(process.pid).cmdline()
+        return command
 
     return asyncio.run(next_flow_run())
 
@@ -100,7 +101,8 @@ def test_the_process_shows_its_flow_run_in_proc(directory: Path) -> None:
         async with FlowRunProcesses(directory) as processes, anyio.create_task_group() as group:
             process = await start(processes, group, directory, **{standby.FLOW_RUN_ID: flow_run})
             assert psutil.Process(process.pid).cmdline() == STANDBY
-            return psutil.Process(process.pid).environ().get(standby.FLOW_RUN_ID)
+            found = psutil.Process(process.pid).environ().get(standby.FLOW_RUN_ID)
+        return found
 
     assert asyncio.run(shown()) == flow_run
 
