@@ -20,6 +20,9 @@ NO_FLOW_RUN = str(UUID(int=0))
 """The value of FLOW_RUN_ID that a standby is started with."""
 TAKEN = b"+"
 """The answer to whoever gives a flow run."""
+WARM_UP_SECONDS = 60.0
+STILL_WARM_SECONDS = 2.0
+"""For what takes milliseconds, unless Ray is gone, or another one by now."""
 
 
 def main() -> None:
@@ -37,11 +40,11 @@ def main() -> None:
 
     # The flow finds Ray connected, and leaves it so.
     with stage_runner() as stages, socket.socket(fileno=os.dup(sys.stdin.fileno())) as giver:
-        stages.warm_up()
+        stages.warm_up(WARM_UP_SECONDS)
         line = giver.makefile("rb").readline()
         if not line:
             return
-        stages.warm_up()
+        stages.warm_up(STILL_WARM_SECONDS)
         variables = json.loads(line)
         _show(variables[FLOW_RUN_ID])
         os.environ.update(variables)

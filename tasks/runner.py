@@ -18,7 +18,6 @@ from prefect_ray.task_runners import PrefectRayFuture
 
 from rlcore.cluster.leaving import uncollected
 
-WARM_UP_SECONDS = 20.0
 INTERRUPT_SECONDS = 10.0
 """What the stages that still run get to end in, before their processes are ended."""
 
@@ -39,13 +38,13 @@ class StageRunner(RayTaskRunner[Any]):
         super().__init__(address, init_kwargs)
         self._submitted: list[ray.ObjectRef] = []
 
-    def warm_up(self) -> None:
+    def warm_up(self, seconds: float) -> None:
         """Have a worker that has imported the stages.
 
         Raises:
-            TimeoutError, RayError: Ray does not answer.
+            TimeoutError, RayError: there is none within that time.
         """
-        ray.get(_import_stages.remote(), timeout=WARM_UP_SECONDS)
+        ray.get(_import_stages.remote(), timeout=seconds)
 
     def submit(
         self,

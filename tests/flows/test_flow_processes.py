@@ -27,7 +27,7 @@ from types import SimpleNamespace
 
 @contextmanager
 def stage_runner():
-    yield SimpleNamespace(warm_up=lambda: None)
+    yield SimpleNamespace(warm_up=lambda seconds: None)
 """
 
 
