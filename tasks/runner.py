@@ -100,6 +100,7 @@ def _run_stage(*upstream: Any, **submission: Any) -> Any:
 
 @ray.remote(num_cpus=0, max_retries=0)
 def _import_stages() -> None:
+    # What the stages import when they compute, which takes a second.
     import tasks.stages  # noqa: F401
 
     _keep_client()
