@@ -27,6 +27,8 @@ REPOSITORY = Path(__file__).parents[2]
 RLVR = [sys.executable, "-c", "from flows.cli import main; main()"]
 PREFECT = [sys.executable, "-m", "prefect", "--no-prompt"]
 
+BUSY_PAUSES_SECONDS = (2.0, 4.0, 8.0)
+
 T = TypeVar("T")
 
 
@@ -154,8 +156,12 @@ class Up:
         self.ask("POST", f"flow_runs/{flow_run}/set_state", {"state": {"type": kind, "name": name}, "force": True})
 
     def ask(self, method: str, path: str, content: Any = None) -> Any:
-        """The answer of the server's API."""
-        answer = httpx.request(method, f"{self.services.api_url}/{path}", json=content, timeout=30.0)
+        """The answer of the server's API. One that is too busy is asked again, as by Prefect's own client."""
+        for pause in (*BUSY_PAUSES_SECONDS, None):
+            answer = httpx.request(method, f"{self.services.api_url}/{path}", json=content, timeout=30.0)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or pause is None:
+                break
+            time.sleep(pause)
         answer.raise_for_status()
         return answer.json()
 
