@@ -167,10 +167,9 @@ def _as_override(value: Any) -> str:
 
 def next_iteration(config: Config, store: RunStore) -> int:
     """The newest iteration if something of it is missing, a stage or its metrics; else the one after it."""
-    entries = store.ledger()
-    newest = max((entry.iteration for entry in entries), default=0)
+    newest = store.newest_iteration()
     if newest == inherited_iterations(store):
         return newest + 1
-    done = {entry.stage for entry in entries if entry.iteration == newest}
+    done = {entry.stage for entry in store.ledger(newest)}
     logged = any(row["iteration"] == newest for row in read_metrics(store.directory))
     return newest + 1 if logged and done.issuperset(plan_iteration(config, newest).stages) else newest

@@ -18,6 +18,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import tempfile
 import time
 import uuid
@@ -306,6 +307,10 @@ class RunStore:
         beginning = b"" if iteration is None else b'{"iteration":%d,' % iteration
         lines = enumerate(self._ledger().split(b"\n")[:-1], start=1)
         return [self._entry(number, line) for number, line in lines if line.startswith(beginning)]
+
+    def newest_iteration(self) -> int:
+        """The last one that a stage was finished of; 0 if none was."""
+        return max(map(int, re.findall(rb'^{"iteration":(\d+),', self._ledger(), re.MULTILINE)), default=0)
 
     def find(self, iteration: int, stage: str) -> LedgerEntry | None:
         """The newest entry of a stage of an iteration.

@@ -12,6 +12,7 @@ iterations without those around a kill.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import tempfile
@@ -29,7 +30,7 @@ from rich.table import Table
 from rlcore.plan import INPUTS
 from rlcore.pretrained import smollm2_directory
 from rlcore.store import RunStore
-from rlcore.tracking.history import read_metrics
+from rlcore.tracking.history import METRICS_FILE, parse_row
 from tests.stack.chaos.retrying import Retrying, processes_of
 from tests.stack.conftest import save_tiny_llama
 from tests.stack.pipeline import Up, store_of, tiny_training, up
@@ -39,6 +40,8 @@ SETTINGS = [
     *("trainer.learning_rate=1e-5", "tracking.wandb=off", "tracking.tensorboard=false"),
 ]
 LOOK_SECONDS = 0.1
+LONGEST_ROW = 1 << 16
+"""Bytes of a row of metrics.jsonl, at most."""
 STALLED_SECONDS = 600.0
 """So long without another iteration, the soak has failed."""
 WARM_UP = 5
@@ -130,7 +133,14 @@ class Soak:
         self.observed.retries = retrying.presses
 
     def _newest(self) -> int:
-        return max((int(row["iteration"]) for row in read_metrics(self._store.directory)), default=0)
+        """The last iteration that was logged; of a long file only the end is read."""
+        metrics = self._store.directory / METRICS_FILE
+        if not metrics.is_file():
+            return 0
+        with open(metrics, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_ROW))
+            rows = file.read().split(b"\n")[:-1]
+        return int(parse_row(rows[-1])["iteration"]) if rows else 0
 
     def _processes(self) -> list[tuple[str, psutil.Process]]:
         """Everything that this `rlvr up` has started, whoever's child it is by now, with what it is."""
