@@ -30,7 +30,7 @@ from pydantic import ValidationError
 
 from rlcore.config import AlgorithmConfig, Config
 from rlcore.config_errors import ConfigError, Origin, describe, nearest
-from rlcore.machine import cores, fastest_dtype
+from rlcore.machine import cores, engines, fastest_dtype
 from rlcore.pretrained import cache_directory
 
 KEY = re.compile(r"(?!hydra\b)[A-Za-z_]\w*(\.[\w-]+)*")
@@ -38,7 +38,13 @@ DUMPED = ".dumped.yaml"
 """The file that a dumped configuration is composed from; not one that a user has written."""
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-RESOLVERS = {"rlvr_cache": lambda: str(cache_directory()), "cores": cores, "fastest_dtype": fastest_dtype}
+RESOLVERS = {
+    "rlvr_cache": lambda: str(cache_directory()),
+    "cores": cores,
+    "engines": engines,
+    "engine_threads": lambda: cores() // engines(),
+    "fastest_dtype": fastest_dtype,
+}
 """What a configuration file may ask of the machine that a run is started on: `${cores:}`."""
 
 for _name, _resolver in RESOLVERS.items():

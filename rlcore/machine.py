@@ -18,6 +18,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def engines() -> int:
+    """Inference engines that share the cores best: two with half of them each decode more than one with all."""
+    return min(2, cores())
+
+
 def fastest_dtype() -> str:
     """`bfloat16` where there is an NVIDIA GPU or the CPU multiplies in it, else `float32`.
 

@@ -38,4 +38,6 @@ def test_a_gpu_computes_in_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_threads_are_the_cores_that_the_process_may_use() -> None:
-    assert compose("arithmetic").hardware.trainer_threads == machine.cores()
+    hardware = compose("arithmetic").hardware
+    assert hardware.trainer_threads == machine.cores()
+    assert hardware.engines * hardware.engine_threads <= machine.cores()

@@ -57,6 +57,7 @@ def tiny_training(directory: Path, model: Path) -> list[str]:
         "rollout.response_length=6",
         "trainer.learning_rate=1e-3",
         "hardware.trainer_threads=1",
+        "hardware.engines=1",
         "hardware.engine_threads=1",
         "hardware.kv_cache_gib=0.1",
         "sync.probe_tolerance=1e-3",
