@@ -31,10 +31,11 @@ from rlcore.cluster.leaving import uncollected
 from rlcore.cluster.residents import release
 from rlcore.cluster.rollouts import rollouts
 from rlcore.compose import compose, dump
-from rlcore.config import Config
+from rlcore.config import Config, model_directory
 from rlcore.data.prompts import training_sampler
 from rlcore.generation.requests import group_requests
 from rlcore.store import RunStore
+from rlcore.trainer.checkpoint import WEIGHTS
 
 AIM = 0.95
 REPOSITORY = Path(__file__).parents[1]
@@ -83,11 +84,11 @@ def by_llm(config: Config, scratch: Path, rounds: int) -> list[Round]:
     requests = [[asdict(request) for request in group_requests(batch, config.rollout)] for batch in batches]
     (scratch / "config.yaml").write_text(dump(config))
     (scratch / "requests.json").write_text(json.dumps(requests))
-    command = [sys.executable, "benchmarks/processes/llm_generate.py", scratch / "config.yaml"]
+    command = [sys.executable, "benchmarks/processes/llm_generate.py", str(scratch / "config.yaml")]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": str(config.hardware.engine_threads)}
     quiet = {"OMP_WAIT_POLICY": "PASSIVE", "TORCHDYNAMO_DISABLE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run(
-        [*command, scratch / "requests.json"],
+        [*command, str(scratch / "requests.json")],
         env={**environment, **quiet, "HF_HUB_OFFLINE": "1"},
         cwd=REPOSITORY,
         check=True,
@@ -110,19 +111,15 @@ def by_scheduler(config: Config, rounds: int) -> list[Round]:
         started = time.perf_counter()
         batch = scheduler.collect(iteration, prompts, serving, grading)
         measured.append(Round(time.perf_counter() - started, int(batch["response_ids"].list.len().sum())))
-        # As if the policy had been trained: the next batch is for the next version.
-        scheduler.resume(iteration)
-        for engine in serving.engines:
-            engine.resident.call("name_version", iteration)
+        # The next batch is for the next version of the policy: here the same weights.
+        serving.update_weights(str(model_directory(config.model) / WEIGHTS), iteration)
     release(store.run_id)
     return measured[1:]
 
 
 def report(measured: dict[str, list[Round]]) -> None:
     """Print the table and the last line."""
-    speeds = {
-        name: statistics.median(each.tokens / each.seconds for each in rounds) for name, rounds in measured.items()
-    }
+    speeds = {name: statistics.median(r.tokens / r.seconds for r in rounds) for name, rounds in measured.items()}
     table = Table("", "tokens/s", "a round, s", "tokens of a round", title="medians of the rounds")
     for name, rounds in measured.items():
         seconds = statistics.median(each.seconds for each in rounds)
