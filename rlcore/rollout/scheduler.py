@@ -49,6 +49,8 @@ class RolloutScheduler:
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._grading: set[tuple[Response, int]] = set()
+        """Responses, and which attempt."""
 
     def attach(self, engines: Mapping[str, Engine], capacity: int) -> None:
         """These engines are there, and hold the weights of the book's version. Others are used no more.
@@ -147,7 +149,12 @@ class RolloutScheduler:
         self._pump()
 
     async def _graded(self, response: Response, attempt: int) -> None:
+        grading = (response, attempt)
+        # One that a cancelled collect left is still graded when the next asks for it.
+        if response.attempt != attempt or response.outcome is not None or grading in self._grading:
+            return
         assert response.generation is not None
+        self._grading.add(grading)
         try:
             outcome = await self._grade(response.group.prompt, response.generation)
             if response.attempt == attempt:
@@ -155,6 +162,8 @@ class RolloutScheduler:
                 self._seen(response)
         except Exception as error:
             self._failure = error
+        finally:
+            self._grading.discard(grading)
         self._pump()
 
     def _engine_died(self, member: Member, error: EngineDied) -> None:

@@ -238,6 +238,24 @@ async def test_a_grader_that_fails_is_asked_again_by_the_next_collect_and_nothin
 
 
 @virtual
+async def test_a_response_that_is_being_graded_is_not_graded_again_when_collect_is_called_again() -> None:
+    setting = Setting(Lane(1))
+    setting.grading_seconds = 10.0
+    hand_over(setting.book, "a")
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(6.0):
+                await setting.scheduler.collect(1)
+    await setting.scheduler.collect(1)
+    await asyncio.sleep(100.0)
+    assert sorted(setting.graded) == [(20.0, "a#0.1"), (20.0, "a#1.1")]
+    # And it is not in the next batch, too.
+    await setting.update(1)
+    hand_over(setting.book, "b")
+    assert names((await setting.scheduler.collect(2)).groups) == ["b"]
+
+
+@virtual
 async def test_a_cancelled_collect_goes_on_and_one_that_is_done_is_returned_again() -> None:
     setting = Setting(Lane(1), {"a": 20})
     hand_over(setting.book, "a")
