@@ -47,6 +47,8 @@ class RolloutScheduler:
         self._seen = seen
         self._suspended = False
         self._failure: BaseException | None = None
+        self._death: EngineDied | None = None
+        """Of an engine, the latest."""
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._grading: set[tuple[Response, int]] = set()
@@ -84,6 +86,8 @@ class RolloutScheduler:
         while not book.is_ready():
             if self._failure is not None:
                 raise self._failure
+            if not self.fleet.members:
+                raise EngineDied("no engine is left") from self._death
             self._changed.clear()
             await self._changed.wait()
         await self._abort(book.take())
@@ -168,8 +172,7 @@ class RolloutScheduler:
 
     def _engine_died(self, member: Member, error: EngineDied) -> None:
         self.fleet.remove(member)
-        if not self.fleet.members:
-            self._failure = error
+        self._death = error
 
     async def _abort(self, run_ids: Iterable[str]) -> None:
         """Tell the engines to end those requests."""

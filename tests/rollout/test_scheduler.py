@@ -226,6 +226,34 @@ async def test_an_engine_that_is_attached_in_the_middle_of_a_batch_gets_its_shar
 
 
 @virtual
+async def test_without_engines_collect_fails_at_once_and_goes_on_with_new_ones() -> None:
+    setting = Setting(Lane(1, ahead=1), {"b": 30}, async_ratio=1.0, engines=1)
+    hand_over(setting.book, *"ab")
+    await setting.scheduler.collect(1)
+    setting.engines["engine0"].die()
+    await setting.update(1)
+    for _ in range(2):
+        with pytest.raises(EngineDied, match="no engine is left"):
+            await setting.scheduler.collect(2)
+    engine = setting.new_engine()
+    engine.load(1)
+    setting.scheduler.attach({"engine0": engine}, 4)
+    assert names((await setting.scheduler.collect(2)).groups) == ["b"]
+
+
+@virtual
+async def test_engines_that_are_attached_after_all_died_are_used_before_the_next_batch_is_asked_for() -> None:
+    setting = Setting(Lane(1, ahead=1), {"b": 30}, async_ratio=1.0, engines=1)
+    hand_over(setting.book, *"ab")
+    await setting.scheduler.collect(1)
+    setting.engines["engine0"].die()
+    await asyncio.sleep(1.0)
+    setting.scheduler.attach({"engine0": setting.new_engine()}, 4)
+    await asyncio.sleep(31.0)
+    assert [run_id for _, run_id in setting.graded[-2:]] == ["b#0.3", "b#1.3"]
+
+
+@virtual
 async def test_a_grader_that_fails_is_asked_again_by_the_next_collect_and_nothing_is_generated_anew() -> None:
     setting = Setting(Lane(2))
     setting.failing = 1
