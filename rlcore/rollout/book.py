@@ -129,9 +129,10 @@ class Book:
         self._admit()
         self._check_budget(group.lane)
 
-    def lost(self, response: Response) -> None:
-        """What it was running on is gone: it waits again."""
+    def lost(self, response: Response, tokens: int) -> None:
+        """What it was running on is gone, or let go of it after so many tokens: it waits again."""
         self._reset(response, "lost")
+        self.given_up(response, tokens)
 
     def given_up(self, response: Response, tokens: int) -> None:
         """So many tokens came back of an attempt that was in vain."""

@@ -139,9 +139,9 @@ class RolloutScheduler:
         if response.attempt != attempt:
             self.book.given_up(response, tokens)
         elif generation is None or not complete:
-            self.book.lost(response)
+            self.book.lost(response, tokens)
         elif min(generation.policy_versions, default=self.book.version) < (response.version or 0):
-            self.book.lost(response)
+            self.book.lost(response, tokens)
             self._failure = StaleEngine(
                 f"{member.name} sampled {response.request.request_id} under policy version "
                 f"{min(generation.policy_versions)}, but was to have {response.version}"

@@ -73,7 +73,7 @@ def test_the_oldest_versions_go_first() -> None:
     old = by_prompt(start_all(book))
     finish(book, *old["a"])
     book.take()
-    book.lost(old["b"][0])
+    book.lost(old["b"][0], 0)
     book.advance(1)
     finish(book, *old["c"], *start_all(book))
     book.begin(2)
@@ -184,6 +184,18 @@ def test_the_budget_is_each_batch_s_own() -> None:
         book.take()
         book.advance(iteration)
     assert names(taken(book)) == ["right3"]
+
+
+def test_a_lost_response_waits_again_before_younger_ones_and_its_tokens_are_waste() -> None:
+    book = book_of(Lane(groups=2))
+    hand_over(book, *"ab")
+    book.begin(1)
+    first = book.next_response()
+    assert first is not None
+    book.start(first)
+    book.lost(first, 4)
+    assert book.waste == {"lost": 4}
+    assert book.next_response() is first
 
 
 def test_batches_and_versions_come_in_order() -> None:
