@@ -141,11 +141,11 @@ class RolloutScheduler:
         elif generation is None or not complete:
             self.book.lost(response, tokens)
         elif min(generation.policy_versions, default=self.book.version) < (response.version or 0):
-            self.book.lost(response, tokens)
             self._failure = StaleEngine(
                 f"{member.name} sampled {response.request.request_id} under policy version "
                 f"{min(generation.policy_versions)}, but was to have {response.version}"
             )
+            self.book.lost(response, tokens)
         else:
             self.book.generated(response, generation)
             self._pump()

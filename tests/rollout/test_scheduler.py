@@ -254,6 +254,17 @@ async def test_engines_that_are_attached_after_all_died_are_used_before_the_next
 
 
 @virtual
+async def test_an_engine_with_older_weights_than_it_should_have_is_an_error() -> None:
+    setting = Setting(Lane(1), engines=1)
+    hand_over(setting.book, "a")
+    await setting.scheduler.collect(1)
+    await setting.scheduler.resume(1)
+    hand_over(setting.book, "b")
+    with pytest.raises(StaleEngine, match="engine0 sampled b#. under policy version 0, but was to have 1"):
+        await setting.scheduler.collect(2)
+
+
+@virtual
 async def test_a_grader_that_fails_is_asked_again_by_the_next_collect_and_nothing_is_generated_anew() -> None:
     setting = Setting(Lane(2))
     setting.failing = 1
