@@ -126,7 +126,9 @@ class RolloutScheduler:
     async def _generated(self, response: Response, attempt: int, request: GenerationRequest, member: Member) -> None:
         generation: Generation | None = None
         try:
-            generation = await member.engine.generate(request)
+            # What was reset since it was chosen cannot be aborted: the engine has not heard of it.
+            if response.attempt == attempt:
+                generation = await member.engine.generate(request)
         except EngineDied as error:
             self._engine_died(member, error)
         except Exception as error:

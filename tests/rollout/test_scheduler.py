@@ -308,6 +308,17 @@ async def test_a_cancelled_collect_goes_on_and_one_that_is_done_is_returned_agai
 
 
 @virtual
+async def test_what_goes_back_in_the_moment_it_was_started_is_not_generated() -> None:
+    setting = Setting(Lane(1, extra=3), engines=1, capacity=2)
+    hand_over(setting.book, *"abcd", responses=1)
+    await setting.scheduler.collect(1)
+    await asyncio.sleep(1.0)
+    # c and d took the places of a and b; a was graded, and was enough, before the engine heard of d.
+    assert setting.requests == ["a#0.1", "b#0.1", "c#0.1"]
+    assert not setting.scheduler.fleet.members["engine0"].running
+
+
+@virtual
 async def test_a_spent_budget_ends_the_batch_with_the_numbers() -> None:
     setting = Setting(Lane(1, reserve=2), wrong="abc")
     hand_over(setting.book, *"abc")
