@@ -109,6 +109,9 @@ class Book:
 
     def generated(self, response: Response, generation: Generation) -> None:
         response.generation = generation
+        # Engines have new weights a while before `advance` is told.
+        if self.rules.restart_interrupted and any(v != response.version for v in generation.policy_versions):
+            self._reset(response, "interrupted")
 
     def graded(self, response: Response, outcome: Outcome) -> None:
         """Takes a complete group to the filter.

@@ -147,6 +147,17 @@ def test_what_runs_while_the_weights_change_is_started_anew_if_that_is_asked_for
     assert (finished.version, running.version) == (0, 1)
 
 
+def test_what_ended_while_the_weights_changed_is_started_anew_too() -> None:
+    book = book_of(Lane(groups=1, ahead=1), async_ratio=1.0, restart_interrupted=True)
+    hand_over(book, "a")
+    response = start_all(book)[0]
+    mixed = generation(response)
+    mixed.policy_versions[-1] = 1
+    book.generated(response, mixed)
+    assert book.waste == {"interrupted": 3}
+    assert book.next_response() is response
+
+
 def test_a_rejected_prompt_is_replaced_and_does_not_come_back() -> None:
     book = book_of(Lane(groups=1, reserve=1))
     hand_over(book, *"ab")
