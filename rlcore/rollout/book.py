@@ -90,6 +90,10 @@ class Book:
         self.is_collecting = True
         for lane in self.rules.lanes:
             self._check_budget(lane)
+        for group in list(self.live.values()):
+            # The filter, or what was told of the response, raised.
+            if group.is_complete and group.number not in self._complete[group.lane]:
+                self._completed(group)
         self._admit()
 
     def next_response(self) -> Response | None:
@@ -120,17 +124,8 @@ class Book:
             RejectionBudgetSpent: that was one rejection too many.
         """
         response.outcome = outcome
-        group = response.group
-        if not group.is_complete:
-            return
-        if self._accepts(group):
-            self._complete[group.lane][group.number] = group
-            return
-        self._remove(group)
-        self.rejected.append(group)
-        self.waste["rejected"] += group.tokens
-        self._admit()
-        self._check_budget(group.lane)
+        if response.group.is_complete:
+            self._completed(response.group)
 
     def lost(self, response: Response, tokens: int) -> None:
         """What it was running on is gone, or let go of it after so many tokens: it waits again."""
@@ -220,6 +215,16 @@ class Book:
         self._live_in[group.lane] += 1
         for response in group.responses:
             heapq.heappush(self._waiting, (group.number, response.index))
+
+    def _completed(self, group: Group) -> None:
+        if self._accepts(group):
+            self._complete[group.lane][group.number] = group
+            return
+        self._remove(group)
+        self.rejected.append(group)
+        self.waste["rejected"] += group.tokens
+        self._admit()
+        self._check_budget(group.lane)
 
     def _remove(self, group: Group) -> None:
         del self.live[group.number]

@@ -197,6 +197,27 @@ def test_the_budget_is_each_batch_s_own() -> None:
     assert names(taken(book)) == ["right3"]
 
 
+def test_a_filter_that_raises_is_asked_again_by_the_next_collection() -> None:
+    asked: list[Group] = []
+
+    def accepts(group: Group) -> bool:
+        asked.append(group)
+        if len(asked) == 1:
+            raise ZeroDivisionError
+        return True
+
+    book = Book(Rules({"all": Lane(1)}), accepts)
+    hand_over(book, "a")
+    book.begin(1)
+    first, last = start_all(book)
+    finish(book, first)
+    with pytest.raises(ZeroDivisionError):
+        finish(book, last)
+    assert not book.is_ready()
+    book.begin(1)
+    assert book.is_ready()
+
+
 def test_a_lost_response_waits_again_before_younger_ones_and_its_tokens_are_waste() -> None:
     book = book_of(Lane(groups=2))
     hand_over(book, *"ab")
