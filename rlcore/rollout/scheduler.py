@@ -164,8 +164,9 @@ class RolloutScheduler:
         try:
             outcome = await self._grade(response.group.prompt, response.generation)
             if response.attempt == attempt:
-                self.book.graded(response, outcome)
+                response.outcome = outcome
                 self._seen(response)
+                self.book.graded(response, outcome)
         except Exception as error:
             self._failure = error
         finally:

@@ -277,6 +277,20 @@ async def test_a_grader_that_fails_is_asked_again_by_the_next_collect_and_nothin
 
 
 @virtual
+async def test_every_graded_response_is_told_of_even_if_the_filter_raises() -> None:
+    setting = Setting(Lane(1, reserve=0), wrong="a")
+    seen: list[str] = []
+    setting.scheduler = RolloutScheduler(
+        setting.book, setting.grade, seen=lambda response: seen.append(response.run_id)
+    )
+    setting.scheduler.attach(setting.engines, 4)
+    hand_over(setting.book, "a")
+    with pytest.raises(RejectionBudgetSpent):
+        await setting.scheduler.collect(1)
+    assert seen == ["a#0.1", "a#1.1"]
+
+
+@virtual
 async def test_a_response_that_is_being_graded_is_not_graded_again_when_collect_is_called_again() -> None:
     setting = Setting(Lane(1))
     setting.grading_seconds = 10.0
