@@ -27,8 +27,8 @@ RETRY_SECONDS = 0.25
 """Between a collect that failed and the next."""
 
 
-class GraderFailed(RuntimeError):
-    pass
+class Failed(RuntimeError):
+    """The grader, or the filter."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Schedule:
     rewards: tuple[float, ...] = (1.0,)
     filtering: bool = False
     """Rejects what has no reward above 0."""
+    filter_fails: tuple[bool, ...] = (False,)
     training: tuple[float, ...] = (5.0,)
     loading: float = 0.0
     """Seconds from suspend to the new weights, and from there to resume."""
@@ -200,7 +201,7 @@ class Course:
             except TimeoutError:
                 if not patience.expired():
                     raise
-            except GraderFailed:
+            except Failed:
                 pass
             except EngineDied:
                 assert not any(engine.is_attached for engine in self.engines.values())
@@ -230,6 +231,8 @@ class Course:
         self.scheduler.attach(self.engines, self.schedule.capacity)
 
     def _accepts(self, group: Group) -> bool:
+        if self._next("filter", self.schedule.filter_fails):
+            raise Failed
         generations = [response.generation for response in group.responses]
         self.require(None not in generations, "a group was filtered that is not complete")
         rewards = [self.graded[generation.request_id].reward for generation in generations if generation]
@@ -245,7 +248,7 @@ class Course:
         with self.working():
             await asyncio.sleep(seconds or 0.0)
         if seconds is None:
-            raise GraderFailed
+            raise Failed
         outcome = Outcome("scored", self._next("reward", self.schedule.rewards), {}, "", seconds)
         self.graded[generation.request_id] = outcome
         return outcome
