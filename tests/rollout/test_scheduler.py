@@ -260,7 +260,7 @@ async def test_an_engine_with_older_weights_than_it_should_have_is_an_error() ->
     await setting.scheduler.collect(1)
     await setting.scheduler.resume(1)
     hand_over(setting.book, "b")
-    with pytest.raises(StaleEngine, match="engine0 sampled b#. under policy version 0, but was to have 1"):
+    with pytest.raises(StaleEngine, match=r"engine0 sampled b#. under policy version 0, but was to have 1"):
         await setting.scheduler.collect(2)
 
 
