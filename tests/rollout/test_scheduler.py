@@ -100,6 +100,15 @@ async def test_a_response_is_graded_the_moment_it_ends() -> None:
 
 
 @virtual
+async def test_engines_do_not_wait_for_graders() -> None:
+    setting = Setting(Lane(3), engines=1, capacity=1)
+    setting.grading_seconds = 100.0
+    hand_over(setting.book, *"abc", responses=1)
+    await setting.scheduler.collect(1)
+    assert [seconds for seconds, _ in setting.graded] == [110.0, 120.0, 130.0]
+
+
+@virtual
 async def test_a_batch_ends_with_its_last_prompt_and_what_is_extra_is_aborted() -> None:
     setting = Setting(Lane(2, extra=2), {"a": 5, "b": 500, "c": 7, "d": 500}, engines=4)
     hand_over(setting.book, *"abcd")
