@@ -83,9 +83,10 @@ def kind_of(command: str) -> str:
     """What a process is, from its command line."""
     kinds = {
         "VLLM": "vLLM engine core",
-        "ray::AsyncResident": "vLLM actor",
+        "ray::EngineProcess": "vLLM actor",
+        "ray::SchedulerProcess": "scheduler",
         "ray::RankProcess": "trainer",
-        "ray::Resident": "grader actor",
+        "ray::GradersProcess": "grader actor",
         "ray::DashboardAgent": "Ray",
         "ray::RuntimeEnvAgent": "Ray",
         "ray::": "stages on Ray",

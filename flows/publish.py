@@ -8,7 +8,6 @@ import base64
 import functools
 import re
 
-import polars as pl
 from prefect.artifacts import acreate_markdown_artifact
 
 from rlcore.compose import load
@@ -28,7 +27,7 @@ async def publish(it: Iteration) -> Metrics:
     outputs = IterationOutputs(it.store, it.number)
     metrics = read_iteration_metrics(outputs)
     tracker(it.store.url).log(it.number, metrics)
-    shows_responses = it.number > 0 and all(map(outputs.is_intact, ("sample", "generate", "reward")))
+    shows_responses = it.number > 0 and all(map(outputs.is_intact, ("generate", "reward")))
     await asyncio.gather(
         _artifact(it, "metrics", metrics_table(it.number, metrics)),
         _artifact(it, "learning-curve", _image(learning_curve_svg(read_metrics(it.store.directory)))),
@@ -56,19 +55,16 @@ def metrics_table(iteration: int, metrics: Metrics) -> str:
 
 def sampled_responses(outputs: IterationOutputs) -> str:
     """Markdown: the prompt, response and reward of a few responses, the same few whenever it is asked."""
-    prompts, rollouts, rewards = (outputs.batch(stage) for stage in ("sample", "generate", "reward"))
-    rows = (
-        rollouts.join(rewards.select("sample_id", "reward", "reward_status"), on="sample_id")
-        .join(prompts.select("prompt_id", "messages", "ground_truth"), on="prompt_id")
-        .sample(min(SAMPLED_RESPONSES, len(rollouts)), seed=outputs.iteration)
-        .with_columns(prompt=pl.col("messages").list.last().struct.field("content"))
+    rollouts, rewards = outputs.batch("generate"), outputs.batch("reward")
+    rows = rollouts.join(rewards.select("sample_id", "reward", "reward_status"), on="sample_id").sample(
+        min(SAMPLED_RESPONSES, len(rollouts)), seed=outputs.iteration
     )
     parts = [f"## Iteration {outputs.iteration}"]
     for row in rows.iter_rows(named=True):
         score = "—" if row["reward"] is None else f"{row['reward']:g}"
         parts.append(
             f"### {row['sample_id']} · reward {score} ({row['reward_status']})\n\n"
-            f"{_quoted(row['prompt'])}\n\n{_quoted(row['response_text'])}\n\nground truth: `{row['ground_truth']}`"
+            f"{_quoted(row['prompt_text'])}\n\n{_quoted(row['response_text'])}\n\nground truth: `{row['ground_truth']}`"
         )
     return "\n\n".join(parts)
 

@@ -38,7 +38,7 @@ async def rlvr(
 
         prompts = stages.sample.submit(it)
         rollouts = stages.generate.submit(it, prompts=prompts)
-        rewards = stages.reward.submit(it, prompts=prompts, rollouts=rollouts)
+        rewards = stages.reward.submit(it, rollouts=rollouts)
         reference = stages.ref_logprob.submit(it, rollouts=rollouts) if "ref_logprob" in planned else None
         old = stages.old_logprob.submit(it, rollouts=rollouts) if "old_logprob" in planned else None
         values = stages.values.submit(it, rollouts=rollouts) if "values" in planned else None

@@ -98,7 +98,7 @@ def refuse_changes(changed: Sequence[Change], before: Config, store: RunStore) -
         return
     entries, inherited = store.ledger(), inherited_iterations(store)
     stands = standing(entries, next_iteration(before, store), inherited)
-    refused = [f"{change} would alter {what}" for change in changed if (what := altered(change, stands))]
+    refused = [f"{change} would alter {what}" for change in changed if (what := altered(change, stands, before))]
     if inherited:
         refused += [f"{change} is not the model of its checkpoint" for change in changed if change.is_in(MODELS)]
     if refused:

@@ -23,6 +23,15 @@ GREEDY = "#greedy"
 TOKENS = {"inner": pl.Int32()}
 FLOATS = {"inner": pl.Float32()}
 MESSAGE = pl.Struct({"role": pl.String, "content": pl.String})
+COMPONENT = pl.Struct({"name": pl.String, "value": pl.Float64})
+GRADE: dict[str, pl.DataType | type[pl.DataType]] = {
+    "reward": pl.Float64,
+    "reward_status": pl.String,
+    "components": pl.List(COMPONENT),
+    "detail": pl.String,
+    "seconds": pl.Float64,
+}
+"""Columns of a RewardBatch beside its key."""
 
 
 class BatchError(ValueError):
@@ -68,7 +77,10 @@ class RolloutBatch(Batch):
     sample_id: str = pa.Field(unique=True)
     prompt_id: str
     domain: str
+    prompt_text: str
+    """The prompt's last message."""
     prompt_ids: pl.List = pa.Field(dtype_kwargs=TOKENS)
+    ground_truth: str
     response_ids: pl.List = pa.Field(dtype_kwargs=TOKENS)
     loss_mask: pl.List = pa.Field(dtype_kwargs={"inner": pl.Boolean()})
     """True where a token trains."""
@@ -80,6 +92,10 @@ class RolloutBatch(Batch):
     response_text: str
     seconds: float = pa.Field(ge=0)
     """From submission to the last token."""
+    grade: pl.Struct = pa.Field(dtype_kwargs={"fields": GRADE})
+    """What the graders said the moment it was complete: the columns of a RewardBatch."""
+    graded_under: str
+    """Digest of the configuration of the rewards (`rewards`) that they said it under."""
 
 
 class RewardBatch(Batch):
@@ -91,7 +107,7 @@ class RewardBatch(Batch):
     reward: float = pa.Field(nullable=True)
     """Null unless `reward_status` is scored."""
     reward_status: str = pa.Field(isin=["scored", "timeout", "grader_error", "infra_error"])
-    components: pl.List = pa.Field(dtype_kwargs={"inner": pl.Struct({"name": pl.String, "value": pl.Float64})})
+    components: pl.List = pa.Field(dtype_kwargs={"inner": COMPONENT})
     """What the reward is made of, by name; empty unless scored."""
     detail: str
     """Why a response was not scored; empty if it was."""

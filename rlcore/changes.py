@@ -8,7 +8,7 @@ from typing import Any
 
 from rlcore.config import Config
 from rlcore.iteration import span
-from rlcore.plan import INPUTS, READS, UPDATED
+from rlcore.plan import INPUTS, READS, UPDATED, also_reads
 from rlcore.store import LedgerEntry
 
 MODELS = ("model", "critic.path")
@@ -63,10 +63,10 @@ def standing(entries: Collection[LedgerEntry], under_way: int, inherited: int = 
     }
 
 
-def altered(change: Change, stands: dict[str, list[int]]) -> str | None:
+def altered(change: Change, stands: dict[str, list[int]], before: Config) -> str | None:
     """The first stage of those that stand, and its iterations, whose output the change would make another's."""
     for stage, iterations in stands.items():
-        if iterations and change.is_in(READS[stage]):
+        if iterations and change.is_in((*READS[stage], *also_reads(stage, before))):
             return f"{stage} of iteration{'s' if len(iterations) > 1 else ''} {span(iterations)}"
     return None
 

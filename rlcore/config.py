@@ -48,6 +48,26 @@ class DataConfig(Section):
         return self
 
 
+class FilterConfig(Section):
+    """Groups that are not trained on, but replaced by those of further prompts. Bounds are on a group's rewards."""
+
+    min_mean: float | None = None
+    max_mean: float | None = None
+    min_std: NonNegative = 0.0
+    function: str | None = None
+    """`package.module:function` of yours: called with the domain and the rewards of a group; true keeps it."""
+    max_rejected_prompts: Positive = 64
+    """For one batch, and one domain where domains have quotas. One more, and the stage fails."""
+
+    @model_validator(mode="after")
+    def _rejects_something(self) -> FilterConfig:
+        if self.min_mean is None and self.max_mean is None and not self.min_std and self.function is None:
+            raise ValueError("set min_mean, max_mean, min_std or function; without any of them nothing is rejected")
+        if self.min_mean is not None and self.max_mean is not None and self.min_mean > self.max_mean:
+            raise ValueError(f"min_mean {self.min_mean:g} is above max_mean {self.max_mean:g}")
+        return self
+
+
 class RolloutConfig(Section):
     """What is sampled in one iteration, and from which distribution."""
 
@@ -59,6 +79,16 @@ class RolloutConfig(Section):
     """Most tokens in one response."""
     temperature: Annotated[float, Field(gt=0.0)] = 1.0
     """Both sides' log-probabilities are of the distribution at this temperature."""
+    async_ratio: NonNegative = 0.0
+    """α: batches that are generated ahead while the trainer works, fractions allowed. 0: none. No response is trained
+    on that was started more than ⌈α⌉ policy versions before."""
+    interrupted: Literal["continue", "restart"] = "continue"
+    """What becomes of responses under way when the weights change: they go on under the new ones, or start again."""
+    extra_prompts: Annotated[int, Field(ge=0)] = 0
+    """Prompts in flight beyond those a batch needs: it is complete as soon as enough of all are."""
+    filter: FilterConfig | None = None
+    domain_quotas: bool = False
+    """Every batch has its share of each domain (data.domain_interleave_probs) exactly, whatever the filter rejects."""
 
 
 KLKind = Literal["k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"]
@@ -188,6 +218,8 @@ class HardwareConfig(Section):
     """What of this machine each process may use."""
 
     trainer_threads: Positive
+    engines: Positive = 1
+    """Inference engines, each with all of the settings below."""
     engine_threads: Positive
     reward_processes: Positive = 2
     kv_cache_gib: Annotated[float, Field(gt=0.0)] = 1.0

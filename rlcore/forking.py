@@ -18,6 +18,7 @@ from rlcore.config import Config
 from rlcore.leftovers import ABANDONED_AFTER, last_touched
 from rlcore.lineage import FORK_FILE, Fork, ForkRefused
 from rlcore.retention import PRUNED_FILE, Pruning, newest_entries, pruned_outputs
+from rlcore.rollout.journal import copy_state
 from rlcore.store import BatchRef, RunStore
 from rlcore.tracking.history import METRICS_FILE, read_metrics
 from rlcore.trainer.checkpoint import published, sync_directory, verify
@@ -111,7 +112,7 @@ def _refuse_misfits(changed: Sequence[Change], config: Config, checkpoint: Path)
 
 
 def _copy_past(origin: RunStore, iteration: int, staging: Path) -> bytes:
-    """Copy the ledger, the stage outputs and the metrics up to an iteration; the copied ledger.
+    """Copy the ledger, the stage outputs, the metrics and the scheduler's state up to an iteration; the copied ledger.
 
     What was pruned stays away, and is recorded as pruned.
     """
@@ -129,6 +130,7 @@ def _copy_past(origin: RunStore, iteration: int, staging: Path) -> bytes:
     if gone:
         record = Pruning(pruned_at=time.time(), outputs=gone, checkpoints=[])
         (staging / PRUNED_FILE).write_text(record.model_dump_json() + "\n")
+    copy_state(origin, RunStore(str(staging)), iteration + 1)
     rows = [row for row in read_metrics(origin.directory) if row["iteration"] <= iteration]
     (staging / METRICS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
     return ledger

@@ -10,7 +10,7 @@ from rlcore.trainer.settings import OptimizerSettings
 INPUTS: dict[str, tuple[str, ...]] = {
     "sample": (),
     "generate": ("sample",),
-    "reward": ("sample", "generate"),
+    "reward": ("generate",),
     "ref_logprob": ("generate",),
     "old_logprob": ("generate",),
     "values": ("generate",),
@@ -24,7 +24,10 @@ INPUTS: dict[str, tuple[str, ...]] = {
 """Every stage, in the order in which it is submitted, with the stages whose outputs it reads."""
 
 READS: dict[str, tuple[str, ...]] = {
-    "sample": ("seed", "data", "model.path", "rollout.rollout_batch_size"),
+    "sample": (
+        *("seed", "data", "model.path", "rollout.rollout_batch_size", "rollout.async_ratio", "rollout.extra_prompts"),
+        *("rollout.filter", "rollout.domain_quotas"),
+    ),
     "generate": ("model", "rollout", "algorithm.adv_estimator"),
     "reward": ("rewards",),
     "ref_logprob": ("model", "rollout.temperature"),
@@ -44,6 +47,12 @@ READS: dict[str, tuple[str, ...]] = {
 
 How the work is divided is not among them: layout, micro-batches and threads change the rounding of a number at most.
 """
+
+
+def also_reads(stage: str, config: Config) -> tuple[str, ...]:
+    """The fields beside READS that a stage's output depends on: rewards decide what a filter rejects."""
+    return ("rewards",) if stage == "generate" and config.rollout.filter is not None else ()
+
 
 REPEATABLE = frozenset({"sample", "advantage", "statistics"})
 """Stages that put out the same bytes from the same inputs, whenever and wherever they run."""

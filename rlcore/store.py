@@ -18,7 +18,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import tempfile
 import time
 import uuid
@@ -168,10 +167,13 @@ class RunStore:
             else:
                 filesystem.pipe_file(target, content)
 
-    def append_line(self, path: str, line: str) -> None:
-        """Add one line to a text file and sync it. Half a line left by a crash is cut off first.
+    def append_line(self, path: str, line: str, *, sync: bool = True) -> None:
+        """Add one line to a text file. Half a line left by a crash is cut off first.
 
         On a file system, processes that append at the same time wait for each other.
+
+        Args:
+            sync: it outlives the machine when this returns; else this process, but perhaps not the machine.
 
         Raises:
             StoreError: no space is left, or it cannot be written there. The lines before are as they were.
@@ -185,14 +187,15 @@ class RunStore:
             target.parent.mkdir(parents=True, exist_ok=True)
             with open(target, "ab+", buffering=0) as file:
                 _lock(file, LOCK_SECONDS)
-                file.seek(0)
-                before = file.read()
-                if not before.endswith(b"\n"):
-                    file.truncate(before.rfind(b"\n") + 1)
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+                if file.read(1) not in (b"", b"\n"):
+                    file.seek(0)
+                    file.truncate(file.read().rfind(b"\n") + 1)
                 written = file.write(content := line.encode() + b"\n")
                 if written < len(content):
                     raise OSError(errno.ENOSPC, "half a line was written")
-                os.fsync(file.fileno())
+                if sync:
+                    os.fsync(file.fileno())
 
     @contextmanager
     def lock(self, name: str, seconds: float = LOCK_SECONDS) -> Iterator[None]:
@@ -294,13 +297,15 @@ class RunStore:
 
     # ---- ledger
 
-    def ledger(self) -> list[LedgerEntry]:
-        """All finished stages, oldest first. Half a last line, left by a crash, is not one.
+    def ledger(self, iteration: int | None = None) -> list[LedgerEntry]:
+        """All finished stages, or those of an iteration, oldest first. Half a last line, left by a crash, is not one.
 
         Raises:
             StoreError: a line that is not the last cannot be read.
         """
-        return [self._entry(*numbered) for numbered in enumerate(self._ledger_lines(), start=1)]
+        beginning = b"" if iteration is None else b'{"iteration":%d,' % iteration
+        lines = enumerate(self._ledger().split(b"\n")[:-1], start=1)
+        return [self._entry(number, line) for number, line in lines if line.startswith(beginning)]
 
     def find(self, iteration: int, stage: str) -> LedgerEntry | None:
         """The newest entry of a stage of an iteration.
@@ -308,18 +313,21 @@ class RunStore:
         Raises:
             StoreError: a line that names them cannot be read.
         """
-        # Most lines are of another iteration: only what may be the entry is parsed.
-        names_iteration = re.compile(rb'"iteration":\s*%d\b' % iteration)
-        names_stage = json.dumps(stage).encode()
-        for number, line in reversed([*enumerate(self._ledger_lines(), start=1)]):
-            if names_iteration.search(line) and names_stage in line:
-                entry = self._entry(number, line)
-                if entry.iteration == iteration and entry.stage == stage:
-                    return entry
+        # A long run has megabytes of lines: only those that begin as this entry would are parsed.
+        beginning = b'{"iteration":%d,"stage":%s,' % (iteration, json.dumps(stage).encode())
+        content = self._ledger()
+        end = len(content)
+        while (start := content.rfind(beginning, 0, end)) >= 0:
+            if start == 0 or content[start - 1 : start] == b"\n":
+                number = content.count(b"\n", 0, start) + 1
+                return self._entry(number, content[start : content.index(b"\n", start)])
+            end = start
         return None
 
-    def _ledger_lines(self) -> list[bytes]:
-        return self.read_bytes("ledger.jsonl").split(b"\n")[:-1] if self.exists("ledger.jsonl") else []
+    def _ledger(self) -> bytes:
+        """Its whole lines."""
+        content = self.read_bytes("ledger.jsonl") if self.exists("ledger.jsonl") else b""
+        return content if content.endswith(b"\n") else content[: content.rfind(b"\n") + 1]
 
     def _entry(self, number: int, line: bytes) -> LedgerEntry:
         try:

@@ -32,6 +32,7 @@ def check_sync(
     transfer: Transfer,
     *,
     wanted_version: int,
+    engine: str,
     engine_version: int,
     engine_logprobs: pl.Series,
     trainer_logprobs: pl.Series,
@@ -39,18 +40,21 @@ def check_sync(
 ) -> SyncReport:
     """Compare version and log-probabilities of the probe (one list of nats per response on either side).
 
+    Args:
+        engine: its name, for people.
+
     Raises:
         SyncFailed: another version, or a mean difference above `tolerance`. It says by how much.
     """
     if engine_version != wanted_version:
-        raise SyncFailed(f"the engine reports policy version {engine_version} after a sync to {wanted_version}")
+        raise SyncFailed(f"{engine} reports policy version {engine_version} after a sync to {wanted_version}")
     gap = np.abs(engine_logprobs.explode().to_numpy() - trainer_logprobs.explode().to_numpy())
     if not gap.size:
-        raise SyncFailed("no response of the batch has a token: there is nothing to compare engine and trainer on")
+        raise SyncFailed(f"no response of the batch has a token: nothing to compare {engine} and the trainer on")
     mean, largest = float(gap.mean()), float(gap.max())
     if not mean <= tolerance:
         raise SyncFailed(
-            f"after the sync to version {wanted_version} engine and trainer differ by {mean:.3f} nats on average "
+            f"after the sync to version {wanted_version} {engine} and the trainer differ by {mean:.3f} nats on average "
             f"(largest {largest:.3f}) over {gap.size} probe tokens; sync.probe_tolerance is {tolerance:g}"
         )
     return SyncReport(

@@ -6,7 +6,7 @@ import polars as pl
 
 from rlcore.batches import EvalBatch
 from rlcore.cluster.engine import graders
-from rlcore.cluster.policy import engine_at
+from rlcore.cluster.policy import engines_at
 from rlcore.data.prompts import held_out_prompts
 from rlcore.generation.requests import evaluation_batch, greedy_requests
 from rlcore.iteration import Iteration
@@ -23,8 +23,8 @@ def evaluate(iteration: Iteration, synced: SyncReport | None = None) -> pl.DataF
     """
     config, store = iteration.config, iteration.store
     prompts = held_out_prompts(config)
-    engine = engine_at(config, store, synced.policy_version if synced else 0)
-    generations = engine.generate(greedy_requests(prompts, config.rollout))
+    engines = engines_at(config, store, synced.policy_version if synced else 0)
+    generations = engines.generate(greedy_requests(prompts, config.rollout))
     answers = evaluation_batch(prompts, generations)
     responses = answers.select(pl.col("prompt_id").alias("sample_id"), "domain", "response_text", "ground_truth")
     grades = graders(config, store).judge(responses).select("sample_id", "reward", "reward_status")

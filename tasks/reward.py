@@ -12,9 +12,13 @@ from tasks.stage import stage
 
 
 @stage(reads=READS["reward"], writes=RewardBatch, to="rewards")
-def reward(iteration: Iteration, prompts: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
-    """One reward, or the reason why there is none, for every response."""
-    responses = rollouts.select("sample_id", "prompt_id", "domain", "response_text").join(
-        prompts.select("prompt_id", "ground_truth"), on="prompt_id", how="left", maintain_order="left"
-    )
-    return graders(iteration.config, iteration.store).grade(responses)
+def reward(iteration: Iteration, rollouts: pl.DataFrame) -> pl.DataFrame:
+    """One reward, or the reason why there is none, for every response.
+
+    Responses are graded as they are generated. If the graders' settings have changed since, they are graded again.
+    """
+    config = iteration.config
+    if rollouts["graded_under"].unique().to_list() == [config.digest("rewards")]:
+        return rollouts.select("sample_id", "grade").unnest("grade")
+    responses = rollouts.select("sample_id", "domain", "response_text", "ground_truth")
+    return graders(config, iteration.store).grade(responses)

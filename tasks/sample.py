@@ -1,4 +1,4 @@
-"""sample: the prompts of an iteration."""
+"""sample: the prompts that an iteration hands over to the scheduler."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ from rlcore.batches import PromptBatch
 from rlcore.data.prompts import training_sampler
 from rlcore.iteration import Iteration
 from rlcore.plan import READS
+from rlcore.rollout.journal import read_state
+from rlcore.rollout.rules import ALL, rules_of
+from rlcore.rollout.supply import supplies
 from tasks.stage import stage
 
 
 @stage(reads=READS["sample"], writes=PromptBatch, to="prompts")
 def sample(iteration: Iteration) -> pl.DataFrame:
-    """The next `rollout_batch_size` prompts of the seeded order."""
-    size = iteration.config.rollout.rollout_batch_size
-    sampler = training_sampler(iteration.config)
-    return sampler.draw(cursor=(iteration.number - 1) * size, count=size)
+    """The next prompts of the seeded order, as many as have left the scheduler.
+
+    Where nothing runs ahead and nothing is filtered, those are the `rollout_batch_size` prompts of this iteration.
+    """
+    config, number = iteration.config, iteration.number
+    sampler = training_sampler(config)
+    wanted = supplies(read_state(iteration.store, number), number, rules_of(config))
+    return pl.concat(
+        sampler.draw(supply.cursor, supply.count, domain=None if lane == ALL else lane)
+        for lane, supply in wanted.items()
+    )

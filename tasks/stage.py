@@ -27,7 +27,7 @@ from prefect_ray.task_runners import PrefectRayFuture
 from rlcore.batches import Batch
 from rlcore.cluster.waiting import engine_time
 from rlcore.iteration import Iteration
-from rlcore.plan import UPDATED, is_repeated
+from rlcore.plan import UPDATED, also_reads, is_repeated
 from rlcore.reports import REPORTS
 from rlcore.store import BatchRef, LedgerEntry, Report
 from tasks.hangs import moving, watched
@@ -138,7 +138,7 @@ def identity_of(iteration: Iteration, stage_name: str, inputs: dict[str, BatchRe
         "iteration": iteration.number,
         "stage": stage_name,
         "inputs": {key: ref.sha256 for key, ref in inputs.items()},
-        "config": iteration.config.digest(*reads),
+        "config": iteration.config.digest(*reads, *also_reads(stage_name, iteration.config)),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

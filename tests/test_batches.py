@@ -17,6 +17,7 @@ from rlcore.batches import (
     key_column,
     validate,
 )
+from tests.rollout_rows import PROMPT_AND_GRADE
 
 VALUES: dict[str, list[object]] = {
     "reward_status": ["scored", "scored"],
@@ -24,6 +25,7 @@ VALUES: dict[str, list[object]] = {
     "drop_reason": [None, "no_reward"],
     "messages": [[{"role": "user", "content": "1 + 1?"}], [{"role": "user", "content": "2 + 2?"}]],
     "components": [[{"name": "math", "value": 1.0}], []],
+    "grade": [PROMPT_AND_GRADE["grade"]] * 2,
     "overlong_penalty": [0, -1],
     "length_penalty": [0, -1],
     "repetition_penalty": [0, -1],

@@ -103,7 +103,7 @@ def test_a_key_of_another_section_is_found() -> None:
 
 
 def test_a_key_like_no_other_is_refused_with_all_that_are_there() -> None:
-    assert "there are: num_return_sequences_in_group, response_length" in refusal("rollout.zzz=1")
+    assert "there are: async_ratio, domain_quotas, extra_prompts, filter, inter" in refusal("rollout.zzz=1")
 
 
 def test_an_unknown_key_in_a_file_is_refused_with_its_line(project: Path) -> None:

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 import torch
 
-from rlcore.batches import GREEDY, RolloutBatch, TrainBatch, validate
+from rlcore.batches import GRADE, GREEDY, RolloutBatch, TrainBatch, validate
 from rlcore.catalogue import PRESETS, settings
 from rlcore.compose import compose
 from rlcore.config import Config
@@ -18,6 +18,7 @@ from rlcore.trainer.microbatches import collate
 from rlcore.trainer.minibatches import optimizer_steps
 from rlcore.trainer.objective import Totals, objective, with_selection
 from rlcore.trainer.packing import RowLengths, grow_trees
+from tests.rollout_rows import PROMPT_AND_GRADE
 
 FLOATS = pl.List(pl.Float32)
 NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
@@ -55,6 +56,7 @@ def rollouts() -> pl.DataFrame:
             "sample_id": names,
             "prompt_id": [name.split("#")[0] for name in names],
             "domain": "arithmetic",
+            **PROMPT_AND_GRADE,
             "prompt_ids": [[1, 2]] * 10,
             "response_ids": [[7] * length for length in LENGTHS],
             "loss_mask": [[GREEDY not in name] * length for name, length in zip(names, LENGTHS, strict=True)],
@@ -65,6 +67,7 @@ def rollouts() -> pl.DataFrame:
             "seconds": 0.1,
         },
         schema_overrides={
+            "grade": pl.Struct(GRADE),
             "prompt_ids": pl.List(pl.Int32),
             "response_ids": pl.List(pl.Int32),
             "rollout_logprobs": FLOATS,

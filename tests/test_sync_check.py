@@ -15,6 +15,7 @@ def check(engine: list[list[float]], trainer: list[list[float]], engine_version:
     return check_sync(
         Transfer(bytes=10, weights_sha256="ab", export_seconds=0.1, load_seconds=0.2),
         wanted_version=3,
+        engine="engine-0",
         engine_version=engine_version,
         engine_logprobs=pl.Series(engine, dtype=pl.List(pl.Float32)),
         trainer_logprobs=pl.Series(trainer, dtype=pl.List(pl.Float32)),
@@ -45,5 +46,5 @@ def test_a_logprob_that_is_no_number_is_refused() -> None:
 
 
 def test_a_probe_without_tokens_proves_nothing() -> None:
-    with pytest.raises(SyncFailed, match="nothing to compare"):
+    with pytest.raises(SyncFailed, match="nothing to compare engine-0"):
         check([[]], [[]])

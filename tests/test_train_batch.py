@@ -10,12 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.batches import GREEDY, RolloutBatch, TrainBatch, validate
+from rlcore.batches import GRADE, GREEDY, RolloutBatch, TrainBatch, validate
 from rlcore.config import Config
 from rlcore.padding import padded, unpadded
 from rlcore.reports import RunState
 from rlcore.run_state import next_state
 from rlcore.train_batch import assemble_train_batch
+from tests.rollout_rows import PROMPT_AND_GRADE
 
 FLOATS = pl.List(pl.Float32)
 
@@ -28,6 +29,7 @@ def rollouts(*groups: list[int]) -> pl.DataFrame:
             "sample_id": [sample for _, sample, _ in rows],
             "prompt_id": [prompt for prompt, _, _ in rows],
             "domain": "d",
+            **PROMPT_AND_GRADE,
             "prompt_ids": [[1, 2]] * len(rows),
             "response_ids": [list(range(length)) for *_, length in rows],
             "loss_mask": [[True] * length for *_, length in rows],
@@ -38,6 +40,7 @@ def rollouts(*groups: list[int]) -> pl.DataFrame:
             "seconds": 0.1,
         },
         schema_overrides={
+            "grade": pl.Struct(GRADE),
             "prompt_ids": pl.List(pl.Int32),
             "response_ids": pl.List(pl.Int32),
             "loss_mask": pl.List(pl.Boolean),

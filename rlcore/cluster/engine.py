@@ -1,4 +1,4 @@
-"""The inference engine and the graders as the stages see them."""
+"""The inference engines and the graders as the stages see them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ import polars as pl
 import ray
 from ray.actor import ActorHandle
 
-from rlcore.cluster.residents import QUIET_THREADS, AsyncResident, Resident, get_or_create
+from rlcore.cluster.residents import QUIET_THREADS, AsyncResident, Resident, actor_names, end, get_or_create
 from rlcore.cluster.waiting import Call, Supervision, results_of
 from rlcore.config import Config
 from rlcore.generation.interface import Generation, GenerationRequest
 from rlcore.store import RunStore
+
+
+class EngineProcess(AsyncResident):
+    """Holds a StreamingGenerator."""
+
+
+class GradersProcess(Resident):
+    """Holds a RewardRouter."""
 
 
 @dataclass(frozen=True)
@@ -37,60 +45,117 @@ class ResidentHandle:
         Raises:
             as `rlcore.cluster.waiting.results_of`.
         """
-        return self.calls(method, [arguments], silent)[0]
+        return together([self.begin(method, *arguments)], f"{method} by {self.name}", self, silent)[0]
 
-    def calls(self, method: str, arguments: Sequence[tuple[Any, ...]], silent: bool = False) -> list[Any]:
-        """The same for several calls at once."""
-        deadlines = self.supervision.deadlines
-        silence = (deadlines.silent_seconds if silent else deadlines.stall_seconds) + self.slack_seconds
-        calls = [Call(self.name, self.actor, self.actor.call.remote(method, *given)) for given in arguments]
-        return results_of(calls, f"{method} by {self.name}", self.supervision, silence)
+    def begin(self, method: str, *arguments: Any) -> Call:
+        """The method, under way."""
+        return Call(self.name, self.actor, self.actor.call.remote(method, *arguments))
+
+
+def together(
+    calls: Sequence[Call],
+    doing: str,
+    resident: ResidentHandle,
+    silent: bool = False,
+    others: Sequence[ResidentHandle] = (),
+) -> list[Any]:
+    """What the calls return, which are under way.
+
+    Args:
+        doing: what they do, for people.
+        resident: one of those that are called: how long to wait is the same for all.
+        silent: they show no progress while they last.
+        others: those who work for them, and show the progress.
+    """
+    deadlines = resident.supervision.deadlines
+    silence = (deadlines.silent_seconds if silent else deadlines.stall_seconds) + max(
+        each.slack_seconds for each in (resident, *others)
+    )
+    return results_of(calls, doing, resident.supervision, silence, [other.name for other in others])
 
 
 @dataclass(frozen=True)
 class EngineHandle:
-    """A Generator (rlcore/generation/interface.py) in a process of its own, called synchronously."""
+    """A StreamingGenerator in a process of its own, called synchronously."""
 
     resident: ResidentHandle
-
-    def start(self) -> None:
-        """Load the model, unless it is loaded."""
-        self.resident.call("start", silent=True)
-
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        return list(self.resident.call("generate", requests))
 
     def score(self, responses: pl.DataFrame, temperature: float) -> pl.Series:
         """Log-probabilities of the response tokens of each row (prompt_ids, response_ids), as a list each."""
         rows = responses.select("prompt_ids", "response_ids").iter_rows()
-        scores = self.resident.calls("score", [(*row, temperature) for row in rows])
+        calls = [self.resident.begin("score", *row, temperature) for row in rows]
+        scores = together(calls, f"score by {self.resident.name}", self.resident)
         return pl.Series("logprobs", scores, dtype=pl.List(pl.Float32))
-
-    def update_weights(self, path: str, policy_version: int) -> float:
-        return float(self.resident.call("update_weights", path, policy_version, silent=True))
 
     def policy_version(self) -> int:
         return int(self.resident.call("policy_version"))
 
 
-def engine(config: Config, store: RunStore) -> EngineHandle:
-    """The run's engine, started; made where it is missing, or was made under other settings."""
-    name = "engine-0"
+@dataclass(frozen=True)
+class EngineGroup:
+    """The run's engines, which do the same work."""
+
+    engines: tuple[EngineHandle, ...]
+
+    @property
+    def residents(self) -> list[ResidentHandle]:
+        return [engine.resident for engine in self.engines]
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """One generation per request, in their order; the requests dealt out to all engines."""
+        count = len(self.engines)
+        shares = [requests[number::count] for number in range(count)]
+        parts = self._on_all("generate", [(share,) for share in shares])
+        generations: list[Generation] = [None] * len(requests)  # type: ignore[list-item]
+        for number, part in enumerate(parts):
+            generations[number::count] = part
+        return generations
+
+    def start(self) -> None:
+        """Load the model, where it is not loaded."""
+        self._on_all("start", [()] * len(self.engines), silent=True)
+
+    def update_weights(self, path: str, policy_version: int) -> float:
+        """Load a file of weights; the seconds that the slowest of them took."""
+        return max(self._on_all("update_weights", [(path, policy_version)] * len(self.engines), silent=True))
+
+    def behind(self, policy_version: int) -> EngineGroup:
+        """Those that have not the weights of that version."""
+        return EngineGroup(tuple(engine for engine in self.engines if engine.policy_version() != policy_version))
+
+    def _on_all(self, method: str, arguments: Sequence[tuple[Any, ...]], silent: bool = False) -> list[Any]:
+        calls = [resident.begin(method, *given) for resident, given in zip(self.residents, arguments, strict=True)]
+        names = ", ".join(resident.name for resident in self.residents)
+        return together(calls, f"{method} by {names}", self.residents[0], silent)
+
+
+def engines(config: Config, store: RunStore) -> EngineGroup:
+    """The run's engines, started; made where they are missing, or were made under other settings."""
     hardware = (f"hardware.{key}" for key in ("engine_threads", "kv_cache_gib", "max_num_seqs", "engine_gpus"))
+    identity = config.digest("model", "data.prompt_length", "rollout.response_length", *hardware)
+    names = [f"engine-{number}" for number in range(config.hardware.engines)]
+    others = [name for name in actor_names(store.run_id) if name.startswith("engine-")]
+    end([name for name in others if not name.startswith(tuple(f"{name}-" for name in names))], store.run_id)
+    supervision = Supervision(store.directory, config.deadlines)
+    group = EngineGroup(
+        tuple(EngineHandle(ResidentHandle(name, _engine(name, config, store, identity), supervision)) for name in names)
+    )
+    group.start()
+    return group
+
+
+def _engine(name: str, config: Config, store: RunStore, identity: str) -> ActorHandle:
     log_path = str(store.directory / "logs" / f"{name}.log")
-    actor = get_or_create(
-        AsyncResident,
+    return get_or_create(
+        EngineProcess,
         name,
         store.run_id,
         store.directory,
-        ("rlcore.generation.vllm", "VLLMGenerator", config, log_path),
+        ("rlcore.generation.streaming", "StreamingGenerator", config, log_path),
         QUIET_THREADS,
-        identity=config.digest("model", "data.prompt_length", "rollout.response_length", *hardware),
+        identity=identity,
         num_gpus=config.hardware.engine_gpus,
     )
-    handle = EngineHandle(ResidentHandle(name, actor, Supervision(store.directory, config.deadlines)))
-    handle.start()
-    return handle
 
 
 @dataclass(frozen=True)
@@ -117,7 +182,9 @@ def graders(config: Config, store: RunStore) -> GradersHandle:
     name = "graders"
     arguments = ("rlcore.rewards.router", "RewardRouter", config.rewards, config.hardware.reward_processes)
     identity = config.digest("rewards", "hardware.reward_processes")
-    actor = get_or_create(Resident, name, store.run_id, store.directory, arguments, QUIET_THREADS, identity=identity)
+    actor = get_or_create(
+        GradersProcess, name, store.run_id, store.directory, arguments, QUIET_THREADS, identity=identity
+    )
     # Every process may be at a response for as long as that may take.
     longest = max(reward.timeout_seconds for reward in config.rewards.values())
     return GradersHandle(ResidentHandle(name, actor, Supervision(store.directory, config.deadlines), longest))

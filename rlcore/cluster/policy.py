@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from rlcore.cluster.checkpoints import state_directory
-from rlcore.cluster.engine import EngineHandle, engine
+from rlcore.cluster.engine import EngineGroup, engines
 from rlcore.cluster.trainer import (
     CRITIC,
     REFERENCE,
@@ -94,17 +94,13 @@ def restore(config: Config, group: RankGroup, role: Role[G], store: RunStore, pl
             group.update(iteration, batch.sha256, store.read_batch(batch))
 
 
-def serving_engine(config: Config, store: RunStore) -> EngineHandle:
-    """The engine with whatever weights it has; with those the run started from where it had to be made."""
-    return engine(config, store)
-
-
-def engine_at(config: Config, store: RunStore, policy_version: int) -> EngineHandle:
-    """The engine with the weights of `policy_version`."""
-    handle = serving_engine(config, store)
-    if handle.policy_version() != policy_version:
-        transfer_weights(config, store, trainer_at(config, store, policy_version), handle, policy_version)
-    return handle
+def engines_at(config: Config, store: RunStore, policy_version: int) -> EngineGroup:
+    """The engines with the weights of `policy_version`."""
+    group = engines(config, store)
+    behind = group.behind(policy_version)
+    if behind.engines:
+        transfer_weights(config, store, trainer_at(config, store, policy_version), behind, policy_version)
+    return group
 
 
 def reference(config: Config, store: RunStore) -> TrainerGroup:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import ray
 
-from rlcore.cluster.engine import EngineHandle
+from rlcore.cluster.engine import EngineGroup
 from rlcore.cluster.trainer import TrainerGroup
 from rlcore.config import Config, model_directory
 from rlcore.store import RunStore
@@ -22,14 +22,14 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def transfer_weights(
-    config: Config, store: RunStore, trainer: TrainerGroup, engine: EngineHandle, policy_version: int
+    config: Config, store: RunStore, trainer: TrainerGroup, engines: EngineGroup, policy_version: int
 ) -> Transfer:
-    """Hand the trainer's weights to the engine through a file, whose digest is taken while the engine loads it."""
+    """Hand the trainer's weights to the engines through a file, whose digest is taken while they load it."""
     started = time.perf_counter()
     with exported_weights(config, store, trainer) as path, ThreadPoolExecutor(1) as beside:
         export_seconds = time.perf_counter() - started
         digest = beside.submit(sha256_of, path)
-        load_seconds = engine.update_weights(str(path), policy_version)
+        load_seconds = engines.update_weights(str(path), policy_version)
         return Transfer(
             bytes=path.stat().st_size,
             weights_sha256=digest.result(),

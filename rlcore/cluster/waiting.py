@@ -60,8 +60,13 @@ class Settled:
     error: RayError | None
 
 
-def results_of(calls: Sequence[Call], doing: str, supervision: Supervision, silence: float) -> list[Any]:
+def results_of(
+    calls: Sequence[Call], doing: str, supervision: Supervision, silence: float, others: Sequence[str] = ()
+) -> list[Any]:
     """What the calls return, in their order.
+
+    Args:
+        others: names of actors that work for those that are called.
 
     Raises:
         What a called method raised, or RayActorError where an actor died; the first that came.
@@ -69,7 +74,7 @@ def results_of(calls: Sequence[Call], doing: str, supervision: Supervision, sile
     """
     results: dict[int, Any] = {}
     with engine_clock():
-        for settled in as_settled(calls, doing, supervision, silence):
+        for settled in as_settled(calls, doing, supervision, silence, others=others):
             if isinstance(settled.error, RayTaskError):
                 # Ray's own text is the whole remote traceback; that stays as the cause.
                 raise settled.error.cause from settled.error
@@ -80,13 +85,19 @@ def results_of(calls: Sequence[Call], doing: str, supervision: Supervision, sile
 
 
 def as_settled(
-    calls: Sequence[Call], doing: str, supervision: Supervision, silence: float, grace: float = math.inf
+    calls: Sequence[Call],
+    doing: str,
+    supervision: Supervision,
+    silence: float,
+    grace: float = math.inf,
+    others: Sequence[str] = (),
 ) -> Iterator[Settled]:
     """Results and errors in the order they come; after the first error, those of `grace` seconds.
 
     Args:
         doing: what the calls do, for people.
         silence: so many seconds without progress of any actor that has not answered, all of them hang.
+        others: names of actors whose progress is theirs too.
 
     Raises:
         StageStalled: they hang.
@@ -96,7 +107,7 @@ def as_settled(
     their children are killed.
     """
     pending = {call.result: number for number, call in enumerate(calls)}
-    sight = Sight(supervision.directory, {call.name for call in calls})
+    sight = Sight(supervision.directory, {call.name for call in calls} | {*others})
     end = time.monotonic() + seconds_left(otherwise=supervision.deadlines.stage_seconds)
     grace_end = math.inf
     look_seconds = max(LEAST_LOOK_SECONDS, silence / LOOKS)
@@ -110,7 +121,7 @@ def as_settled(
                 grace_end = min(grace_end, time.monotonic() + grace)
                 settled = Settled(number, None, error)
             yield settled
-        sight.watch({calls[number].name for number in pending.values()})
+        sight.watch({calls[number].name for number in pending.values()} | {*others})
         if done or not pending:
             continue
         if sight.look():

@@ -46,26 +46,34 @@ class PromptSampler:
         self._prompts = prompts
         self._rows = {domain: np.flatnonzero(prompts["domain"] == domain) for domain in drawn}
 
-    def draw(self, cursor: int, count: int) -> pl.DataFrame:
+    def draw(self, cursor: int, count: int, domain: str | None = None) -> pl.DataFrame:
         """Draws cursor … cursor + count - 1, as a PromptBatch in their order.
 
         `prompt_id` is `{id in the dataset}@{epoch}`: unique in a run, even where an epoch ends inside a
         batch. `seed` depends on the run's seed and the number of the draw alone.
 
         Cost: O(cursor + count), some nanoseconds each.
+
+        Args:
+            domain: draws of this domain alone are counted. None: those of all, which fall by the probabilities.
         """
         rows = np.empty(count, dtype=np.int64)
         epochs = np.empty(count, dtype=np.int64)
-        domains = np.searchsorted(self._bounds, self._stream(DOMAIN_STREAM).random(cursor + count), side="right")
-        for index, domain in enumerate(self._domains):
+        if domain is None:
+            domains = np.searchsorted(self._bounds, self._stream(DOMAIN_STREAM).random(cursor + count), side="right")
+            stream: tuple[int, ...] = (SEED_STREAM,)
+        else:
+            domains = np.full(cursor + count, self._domains.index(domain))
+            stream = (SEED_STREAM, _key(domain))
+        for index, name in enumerate(self._domains):
             before = int(np.count_nonzero(domains[:cursor] == index))
             places = np.flatnonzero(domains[cursor:] == index)
-            epoch, position = np.divmod(before + np.arange(len(places)), len(self._rows[domain]))
+            epoch, position = np.divmod(before + np.arange(len(places)), len(self._rows[name]))
             epochs[places] = epoch
             for number in np.unique(epoch):
                 of_epoch = epoch == number
-                rows[places[of_epoch]] = self._epoch(domain, int(number))[position[of_epoch]]
-        seeds = self._bits(SEED_STREAM).advance(cursor).random_raw(count) >> np.uint64(1)
+                rows[places[of_epoch]] = self._epoch(name, int(number))[position[of_epoch]]
+        seeds = self._bits(*stream).advance(cursor).random_raw(count) >> np.uint64(1)
         batch = self._prompts[rows].with_columns(
             prompt_id=pl.col("prompt_id") + "@" + pl.Series(epochs).cast(pl.String),
             seed=pl.Series(seeds.astype(np.int64)),
@@ -75,12 +83,15 @@ class PromptSampler:
 
     def _epoch(self, domain: str, epoch: int) -> npt.NDArray[np.int64]:
         """Rows of the domain in the order of one epoch."""
-        # A checksum, not hash(), which differs between processes; not the index, which other domains move.
-        key = zlib.crc32(domain.encode())
-        return self._stream(EPOCH_STREAM, key, epoch).permutation(self._rows[domain])
+        return self._stream(EPOCH_STREAM, _key(domain), epoch).permutation(self._rows[domain])
 
     def _stream(self, *key: int) -> np.random.Generator:
         return np.random.Generator(self._bits(*key))
 
     def _bits(self, *key: int) -> np.random.PCG64:
         return np.random.PCG64(np.random.SeedSequence(self._seed, spawn_key=key))
+
+
+def _key(domain: str) -> int:
+    # A checksum, not hash(), which differs between processes; not the index, which other domains move.
+    return zlib.crc32(domain.encode())

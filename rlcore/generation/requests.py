@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from rlcore.batches import EvalBatch, RolloutBatch, is_greedy
+from rlcore.batches import EvalBatch
 from rlcore.config import RolloutConfig
 from rlcore.generation.interface import Generation, GenerationRequest
 
@@ -39,20 +39,6 @@ def greedy_requests(prompts: pl.DataFrame, rollout: RolloutConfig, suffix: str =
         GenerationRequest(f"{prompt_id}{suffix}", prompt_ids, rollout.response_length, temperature=0.0, seed=0)
         for prompt_id, prompt_ids in prompts.select("prompt_id", "prompt_ids").iter_rows()
     ]
-
-
-def rollout_batch(prompts: pl.DataFrame, generations: Sequence[Generation]) -> pl.DataFrame:
-    """Generations of `group_requests`, and of `greedy_requests` with the suffix GREEDY, as a RolloutBatch."""
-    sampled = _frame(generations, "sample_id").with_columns(
-        prompt_id=pl.col("sample_id").str.replace(r"#(\d+|greedy)$", ""),
-        loss_mask=pl.when(is_greedy())
-        .then(pl.col("response_ids").list.eval(pl.element().is_null()))
-        .otherwise(pl.col("response_ids").list.eval(pl.element().is_not_null())),
-    )
-    joined = sampled.join(
-        prompts.select("prompt_id", "domain", "prompt_ids"), on="prompt_id", how="left", maintain_order="left"
-    )
-    return joined.select(RolloutBatch.to_schema().columns.keys())
 
 
 def evaluation_batch(prompts: pl.DataFrame, generations: Sequence[Generation]) -> pl.DataFrame:

@@ -118,11 +118,44 @@ class VLLMGenerator:
             self._check_length(request.request_id, len(request.prompt_ids), request.max_tokens)
         await self.abort(identifiers)
         finished: list[Generation] = []
-        counter = asyncio.create_task(self._count(identifiers, finished))
+        counter = asyncio.create_task(self._count(set(identifiers), finished, len(identifiers)))
+
+        async def generate(request: GenerationRequest) -> Generation:
+            generation = await self.generate_one(request)
+            finished.append(generation)
+            return generation
+
         try:
-            return await _all([self._generate_one(request, finished) for request in requests])
+            return await _all([generate(request) for request in requests])
         finally:
             counter.cancel()
+
+    async def generate_one(self, request: GenerationRequest) -> Generation:
+        """
+        Raises:
+            ValueError: it cannot be served.
+            EngineDied: the engine's process ended.
+        """
+        self._check_length(request.request_id, len(request.prompt_ids), request.max_tokens)
+        submitted = time.monotonic()
+        sampling = whole_distribution(
+            max_tokens=request.max_tokens, temperature=request.temperature, seed=request.seed, logprobs=0
+        )
+        output = await self._run(request.request_id, request.prompt_ids, sampling)
+        completion = output.outputs[0]
+        response_ids = list(completion.token_ids)
+        reason: FinishReason = completion.finish_reason
+        return Generation(
+            request_id=request.request_id,
+            response_ids=response_ids,
+            logprobs=list(completion.logprobs.logprobs),
+            policy_versions=[
+                int(span.version) for span in completion.weight_versions for _ in range(span.start, span.end)
+            ],
+            finish_reason=reason,
+            text=self._running().get_tokenizer().decode(response_ids, skip_special_tokens=True),
+            seconds=time.monotonic() - submitted,
+        )
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End running requests: they return what they have, with finish_reason `abort`. Others are ignored."""
@@ -243,36 +276,16 @@ class VLLMGenerator:
         beat()
         return last
 
-    async def _generate_one(self, request: GenerationRequest, finished: list[Generation]) -> Generation:
-        submitted = time.monotonic()
-        sampling = whole_distribution(
-            max_tokens=request.max_tokens, temperature=request.temperature, seed=request.seed, logprobs=0
-        )
-        output = await self._run(request.request_id, request.prompt_ids, sampling)
-        completion = output.outputs[0]
-        response_ids = list(completion.token_ids)
-        reason: FinishReason = completion.finish_reason
-        generation = Generation(
-            request_id=request.request_id,
-            response_ids=response_ids,
-            logprobs=list(completion.logprobs.logprobs),
-            policy_versions=[
-                int(span.version) for span in completion.weight_versions for _ in range(span.start, span.end)
-            ],
-            finish_reason=reason,
-            text=self._running().get_tokenizer().decode(response_ids, skip_special_tokens=True),
-            seconds=time.monotonic() - submitted,
-        )
-        finished.append(generation)
-        return generation
-
-    async def _count(self, request_ids: Collection[str], finished: list[Generation]) -> None:
+    async def _count(
+        self, request_ids: Collection[str], finished: Sequence[Generation], total: int | None = None
+    ) -> None:
         """Report the responses that are finished, and the tokens of all of these requests, until cancelled."""
-        own = set(request_ids)
-        with counting("responses", len(own)) as responses, counting("tokens") as tokens:
+        with counting("responses", total) as responses, counting("tokens") as tokens:
             while self._engine is not None:
                 under_way = self._engine.output_processor.request_states.values()
-                counts = [each.detokenizer.num_output_tokens() for each in under_way if each.external_req_id in own]
+                counts = [
+                    each.detokenizer.num_output_tokens() for each in under_way if each.external_req_id in request_ids
+                ]
                 responses(len(finished))
                 tokens(sum(len(generation.response_ids) for generation in finished) + sum(counts))
                 await asyncio.sleep(WRITE_SECONDS)

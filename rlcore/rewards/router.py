@@ -6,13 +6,11 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from rlcore.batches import RewardBatch, validate
+from rlcore.batches import COMPONENT, RewardBatch, validate
 from rlcore.rewards.interface import Task
 from rlcore.rewards.workers import WorkerPool
 from rlcore.shaping.combine import combine_graders
 from rlcore.shaping.settings import RewardConfig
-
-COMPONENTS = pl.List(pl.Struct({"name": pl.String, "value": pl.Float64}))
 
 
 class RewardRouter:
@@ -62,7 +60,7 @@ class RewardRouter:
                         [{"name": name, "value": value} for name, value in outcome.components.items()]
                         for outcome in outcomes
                     ],
-                    dtype=COMPONENTS,
+                    dtype=pl.List(COMPONENT),
                 ),
                 "detail": pl.Series([outcome.detail for outcome in outcomes], dtype=pl.String),
                 "seconds": pl.Series([outcome.seconds for outcome in outcomes], dtype=pl.Float64),

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from rlcore.generation.interface import Generation, GenerationRequest
 from rlcore.rewards.interface import Outcome
@@ -53,8 +53,8 @@ class Book:
         self.version = version
         self.iteration = iteration
         self.is_collecting = False
-        self.handed_over = 0
-        """Prompts so far."""
+        self.handed_over: Counter[str] = Counter()
+        """Prompts of each lane so far."""
         self.queued: dict[str, deque[Group]] = {lane: deque() for lane in rules.lanes}
         self.live: dict[int, Group] = {}
         """By number."""
@@ -70,11 +70,21 @@ class Book:
         self._waiting: list[tuple[int, int]] = []
         """A heap of responses that may wait to be started, by the group's number and the place in it."""
 
-    def hand_over(self, lane: str, prompt: Prompt, requests: Iterable[GenerationRequest]) -> None:
+    def hand_over(self, lane: str, prompt: Prompt, requests: Iterable[GenerationRequest]) -> Group:
         """A new prompt, the last of its lane's queue."""
-        self.queued[lane].append(Group.of(self.handed_over, lane, prompt, requests))
-        self.handed_over += 1
+        group = Group.of(self.handed_over.total(), lane, prompt, requests)
+        self.handed_over[lane] += 1
+        self.queued[lane].append(group)
         self._admit()
+        return group
+
+    def recall(self, response: Response, version: int, generation: Generation, outcome: Outcome) -> None:
+        """What a book before this one had of a response, which is not started here."""
+        response.version, response.generation = version, generation
+        if response.group.number in self.live:
+            self.graded(response, outcome)
+        else:
+            response.outcome = outcome
 
     def begin(self, iteration: int) -> None:
         """Batch `iteration` is collected from now on.
@@ -144,14 +154,13 @@ class Book:
         """
         if version < self.version:
             raise OutOfOrder(f"policy version {version} comes after {self.version}")
-        oldest = version - self.rules.staleness_bound
         interrupts = self.rules.restart_interrupted and version > self.version
         self.version = version
         aborted = []
         for response in self.responses():
             if response.version is None:
                 continue
-            is_stale = response.version < oldest
+            is_stale = response.version < self._oldest
             if is_stale or (interrupts and response.is_running):
                 if response.is_running:
                     aborted.append(response.run_id)
@@ -164,14 +173,22 @@ class Book:
             len(self._complete[name]) >= lane.groups for name, lane in self.rules.lanes.items()
         )
 
-    def take(self) -> list[str]:
+    def take(self, prompt_ids: Container[str] | None = None) -> list[str]:
         """Make `taken` the batch that is ready, the oldest versions first; the run_ids that are to be aborted.
 
         What is live beyond what may run ahead goes back to the queue.
+
+        Args:
+            prompt_ids: the batch consists of these.
         """
         groups: list[Group] = []
         for name, lane in self.rules.lanes.items():
-            groups += sorted(self._complete[name].values(), key=_age)[: lane.groups]
+            complete = self._complete[name].values()
+            groups += (
+                sorted(complete, key=_age)[: lane.groups]
+                if prompt_ids is None
+                else [group for group in complete if group.prompt.prompt_id in prompt_ids]
+            )
         for group in groups:
             self._remove(group)
         aborted = [run_id for name in self.rules.lanes for run_id in self._send_back(name)]
@@ -184,6 +201,15 @@ class Book:
     def remaining(self) -> dict[str, int]:
         """By lane, the prompts that are queued or live."""
         return {name: len(self.queued[name]) + self._live_in[name] for name in self.rules.lanes}
+
+    @property
+    def _oldest(self) -> int:
+        """The version that a response must have been started under to be trained on now."""
+        return self.version - self.rules.staleness_bound
+
+    def complete(self) -> int:
+        """Live prompts that could be taken."""
+        return sum(map(len, self._complete.values()))
 
     def waiting(self) -> int:
         """Responses of live prompts that are not started."""
@@ -214,7 +240,22 @@ class Book:
         self.live[group.number] = group
         self._live_in[group.lane] += 1
         for response in group.responses:
+            # What was recalled may have become too old in the queue.
+            if response.version is not None and response.version < self._oldest:
+                self._reset(response, "stale")
             heapq.heappush(self._waiting, (group.number, response.index))
+        if group.is_complete:
+            self._completed(group)
+
+    def _completed(self, group: Group) -> None:
+        if self._accepts(group):
+            self._complete[group.lane][group.number] = group
+            return
+        self._remove(group)
+        self.rejected.append(group)
+        self.waste["rejected"] += group.tokens
+        self._admit()
+        self._check_budget(group.lane)
 
     def _completed(self, group: Group) -> None:
         if self._accepts(group):

@@ -23,6 +23,8 @@ class Prompt:
     domain: str
     prompt_ids: tuple[int, ...]
     ground_truth: str
+    text: str
+    """Its last message."""
 
 
 @dataclass(slots=True, eq=False)

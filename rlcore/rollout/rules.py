@@ -6,6 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rlcore.config import Config
+
+ALL = "all"
+"""The lane of all prompts, where domains have no quotas."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lane:
@@ -39,3 +44,30 @@ class Rules:
     def staleness_bound(self) -> int:
         """⌈α⌉: so many versions may lie between the start of a response and the policy that trains on it."""
         return math.ceil(self.async_ratio)
+
+
+def rules_of(config: Config) -> Rules:
+    """The scheduler's rules."""
+    rollout = config.rollout
+    if rollout.domain_quotas:
+        shares = {domain: share for domain, share in config.data.domain_interleave_probs.items() if share > 0}
+    else:
+        shares = {ALL: 1.0}
+    groups = apportion(rollout.rollout_batch_size, shares)
+    extra = apportion(rollout.extra_prompts, shares)
+    reserve = rollout.filter.max_rejected_prompts if rollout.filter else 0
+    lanes = {
+        name: Lane(groups[name], ahead=int(rollout.async_ratio * groups[name]), extra=extra[name], reserve=reserve)
+        for name in shares
+    }
+    return Rules(lanes, rollout.async_ratio, restart_interrupted=rollout.interrupted == "restart")
+
+
+def apportion(total: int, shares: dict[str, float]) -> dict[str, int]:
+    """Whole numbers that sum to the total, as near to the shares as can be (largest remainders)."""
+    exact = {name: total * share for name, share in shares.items()}
+    whole = {name: int(value) for name, value in exact.items()}
+    by_remainder = sorted(exact, key=lambda name: (whole[name] - exact[name], name))
+    for name in by_remainder[: total - sum(whole.values())]:
+        whole[name] += 1
+    return whole

@@ -37,7 +37,7 @@ class RolloutScheduler:
     def __init__(self, book: Book, grade: Grade, *, seen: Callable[[Response], None] = lambda response: None) -> None:
         """
         Args:
-            grade: what a response is worth.
+            grade: says what a response is worth.
             seen: told of every response that was generated and graded.
         """
         self.book = book
@@ -55,7 +55,7 @@ class RolloutScheduler:
         """Responses, and which attempt."""
 
     def attach(self, engines: Mapping[str, Engine], capacity: int) -> None:
-        """These engines are there, and hold the weights of the book's version. Others are used no more.
+        """These engines are there, and hold the weights of the book's version. Others get nothing more.
 
         Args:
             capacity: requests that each gets at once.
@@ -186,6 +186,11 @@ class RolloutScheduler:
                     await member.engine.abort(sorted(running))
                 except EngineDied as error:
                     self._engine_died(member, error)
+
+    def close(self) -> None:
+        """Nothing that runs is waited for any more."""
+        for task in self._tasks:
+            task.cancel()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

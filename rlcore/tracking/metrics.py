@@ -10,6 +10,7 @@ import torch
 from rlcore.algorithms import kl_estimate
 from rlcore.batches import DROP_REASONS, RewardBatch, is_greedy
 from rlcore.reports import SyncReport, UpdateReport
+from rlcore.rollout.schedule import Schedule
 from rlcore.shaping.pipeline import shaping_metrics
 from rlcore.tracking.accuracy import accuracy
 from rlcore.tracking.outputs import IterationOutputs
@@ -28,6 +29,7 @@ def iteration_metrics(
     sync: SyncReport,
     evaluation: pl.DataFrame | None,
     seconds: Mapping[str, float],
+    schedule: Schedule | None = None,
 ) -> Metrics:
     """All metrics of an iteration under namespaced keys. A number that does not exist is absent, never NaN.
 
@@ -35,7 +37,8 @@ def iteration_metrics(
         reward/status/<status>                responses
         shaping/<domain>/…                    mean shaped reward and penalties of the scored; dropped by reason
         response/…                            tokens per response; shares cut off at the limit
-        rollout/…                             tokens, tokens per second, staleness in policy versions and its histogram
+        rollout/…                             tokens, tokens per second, staleness in policy versions and its histogram;
+                                              of the scheduler: idle share of the engines, queue, wasted and rejected
         train/…                               what the update reported, and what of the batch trained
         critic/…                              what the critic's update reported, and how well it foretold
         sync/…                                engine against trainer
@@ -47,6 +50,7 @@ def iteration_metrics(
             may be lost after the update.
         evaluation: EvalBatch, or None where the iteration has none.
         seconds: wall time by stage.
+        schedule: the scheduler's, where it is there.
     """
     # Greedy responses are no sample of the policy.
     metrics: Metrics = {}
@@ -63,6 +67,7 @@ def iteration_metrics(
         **critic_metrics(train, update),
         **sync_metrics(sync),
         **({} if evaluation is None else evaluation_metrics(evaluation)),
+        **({} if schedule is None else schedule_metrics(schedule)),
         **seconds_metrics(seconds),
     }
 
@@ -88,6 +93,7 @@ def read_iteration_metrics(outputs: IterationOutputs) -> Metrics:
         sync=outputs.report("sync", SyncReport),
         evaluation=evaluation,
         seconds=seconds,
+        schedule=outputs.schedule,
     )
 
 
@@ -129,6 +135,19 @@ def rollout_metrics(rollouts: pl.DataFrame, iteration: int, seconds: Mapping[str
         counts = staleness.value_counts().sort("policy_versions").iter_rows()
         metrics |= {f"rollout/staleness/{age}": count / len(versions) for age, count in counts}
     return metrics
+
+
+def schedule_metrics(schedule: Schedule) -> Metrics:
+    """What the engines did since the batch before: their idle share, what waited for them, what was in vain."""
+    waiting = [responses for _, responses in schedule.queue]
+    wasted = {f"rollout/wasted_tokens/{reason}": float(tokens) for reason, tokens in schedule.wasted_tokens.items()}
+    return {
+        "rollout/idle_share": schedule.idle_share,
+        "rollout/rejected_prompts": float(schedule.rejected_prompts),
+        "rollout/wasted_tokens": float(sum(schedule.wasted_tokens.values())),
+        **wasted,
+        **({"rollout/queue_mean": sum(waiting) / len(waiting), "rollout/queue_max": max(waiting)} if waiting else {}),
+    }
 
 
 def train_metrics(train: pl.DataFrame, update: UpdateReport) -> Metrics:

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import polars as pl
 
+from rlcore.rollout.schedule import Schedule, read_schedule
 from rlcore.store import Report, RunStore
 
 R = TypeVar("R", bound=Report)
@@ -16,10 +17,15 @@ class IterationOutputs:
 
     def __init__(self, store: RunStore, iteration: int) -> None:
         self.iteration = iteration
-        self.entries = {entry.stage: entry for entry in store.ledger() if entry.iteration == iteration}
+        self.entries = {entry.stage: entry for entry in store.ledger(iteration)}
         """The newest entry of each finished stage."""
         self._store = store
         self._batches: dict[str, pl.DataFrame] = {}
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """What the scheduler of rollouts did for the iteration; None where nothing says."""
+        return read_schedule(self._store, self.iteration)
 
     def batch(self, stage: str) -> pl.DataFrame:
         """

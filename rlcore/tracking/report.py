@@ -12,14 +12,19 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from rlcore.plan import INPUTS
+from rlcore.rollout.schedule import read_schedule
 from rlcore.store import LedgerEntry, RunStore
 from rlcore.tracking.accuracy import RIGHT, accuracy
 from rlcore.tracking.history import RunHistory, read_history
-from rlcore.tracking.svg import Series, line_chart, stacked_bars
+from rlcore.tracking.svg import Series, line_chart, spans_chart, stacked_bars
 from rlcore.tracking.table import Row, format_seconds
 
 MOST_RESPONSES = 50
 """Shown of one outcome. All are in the parquet files."""
+
+SCHEDULED_ITERATIONS = 8
+"""The newest ones, of which the report shows when engines and trainer worked."""
+TRAINER_STAGES = ("old_logprob", "update")
 
 OUTCOMES = (
     ("wrong, then right", False, True),
@@ -63,6 +68,7 @@ def write_report(run_directory: Path) -> Path:
         domains=_domain_accuracies(store, first, last),
         charts=_charts(history.metrics),
         timings=Markup(_stage_timings(history)),
+        schedule=Markup(schedule_svg(store, history.ledger)),
         outcomes=_outcomes(store, first, last),
         config=(run_directory / "config.yaml").read_text(),
     )
@@ -132,6 +138,28 @@ def _stage_timings(history: RunHistory) -> str:
         labels.append(f"{stage} {sum(values) / len(values):.1f} s")
     bars = [(row["iteration"], [row.get(f"seconds/{stage}", 0.0) for stage in stages]) for row in rows]
     return stacked_bars(bars, labels, name="seconds per stage and iteration")
+
+
+def schedule_svg(store: RunStore, ledger: Sequence[LedgerEntry]) -> str:
+    """When engines and trainer worked in the newest iterations; empty where nothing says."""
+    last = max((entry.iteration for entry in ledger if entry.stage == "update"), default=0)
+    shown = range(max(1, last - SCHEDULED_ITERATIONS + 1), last + 1)
+    lanes: dict[str, list[tuple[float, float, str]]] = {}
+    for iteration in shown:
+        schedule = read_schedule(store, iteration)
+        for name, engine in schedule.engines.items() if schedule else ():
+            lanes.setdefault(name, []).extend((*span, f"generates until batch {iteration}") for span in engine.busy)
+    trainer = [
+        (entry.started_at, entry.finished_at, f"{entry.stage} of iteration {entry.iteration}")
+        for entry in ledger
+        if entry.iteration in shown and entry.stage in TRAINER_STAGES
+    ]
+    if not lanes or not trainer:
+        return ""
+    lanes = {**dict(sorted(lanes.items())), "trainer": trainer}
+    start = min(span[0] for lane in lanes.values() for span in lane)
+    moved = {name: [(low - start, high - start, what) for low, high, what in lane] for name, lane in lanes.items()}
+    return spans_chart(moved, name="engines and trainer over time")
 
 
 def _domain_accuracies(store: RunStore, first: LedgerEntry | None, last: LedgerEntry | None) -> list[dict[str, Any]]:

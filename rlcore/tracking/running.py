@@ -8,7 +8,7 @@ from pathlib import Path
 from rlcore.progress import progress_file, read_progress
 
 WORKERS = {
-    "generate": ("engine-0",),
+    "generate": ("scheduler", "engine-0"),
     "reward": ("graders",),
     "ref_logprob": ("reference-0",),
     "old_logprob": ("trainer-0",),

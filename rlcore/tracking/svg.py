@@ -7,7 +7,7 @@ alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -104,6 +104,32 @@ def stacked_bars(
     return _svg(width, height, name, drawn)
 
 
+def spans_chart(
+    lanes: Mapping[str, Sequence[tuple[float, float, str]]], *, width: float = 900, row: float = 22, name: str
+) -> str:
+    """One row per lane, and a bar wherever something was done in it, over a common time from 0 on.
+
+    Args:
+        lanes: by label, starts and ends in seconds, and what was done.
+        row: height of one.
+    """
+    spans = [span for lane in lanes.values() for span in lane]
+    if not spans:
+        return ""
+    legend, top = _legend([*lanes], width)
+    height = top + row * len(lanes) + BOTTOM
+    frame = Frame(width, height, (0.0, max(end for _, end, _ in spans)), (0.0, 1.0), top)
+    drawn = [legend, *_time_axis(frame)]
+    for index, lane in enumerate(lanes.values()):
+        for start, end, what in lane:
+            drawn.append(
+                f'<rect x="{frame.x(start):.1f}" width="{max(frame.x(end) - frame.x(start), 0.5):.1f}" '
+                f'y="{top + index * row + 3:.1f}" height="{row - 6:.1f}" rx="2" style="fill:{_colour(index)}">'
+                f"<title>{escape(what)}: {start:.1f} to {end:.1f} s</title></rect>"
+            )
+    return _svg(width, height, name, drawn)
+
+
 def _line(frame: Frame, series: Series, index: int) -> str:
     colour = _colour(index)
     places = [(frame.x(x), frame.y(y)) for x, y in series.points]
@@ -137,6 +163,18 @@ def _axes(frame: Frame) -> list[str]:
     for tick in ticks(*frame.x_range, 8):
         if tick == int(tick):
             parts.append(_text(f"{tick:.0f}", frame.x(tick), frame.height - 7, "middle"))
+    return parts
+
+
+def _time_axis(frame: Frame) -> list[str]:
+    parts, bottom = [], frame.height - BOTTOM
+    for tick in ticks(*frame.x_range, 10):
+        x = frame.x(tick)
+        parts.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{frame.top:.1f}" y2="{bottom:.1f}" '
+            'style="stroke:var(--grid,#94a3b855);stroke-width:1"/>'
+            + _text(f"{tick:g} s", x, frame.height - 7, "middle")
+        )
     return parts
 
 

@@ -53,7 +53,7 @@ def test_growth_is_measured_once_every_stage_has_run_beside_the_others() -> None
 
 
 def test_a_leak_of_one_process_is_its_growth_and_a_steady_one_has_none() -> None:
-    growth = growth_of(process(1, "rlvr train", steadily(300)), process(2, "ray::Resident", steadily(4000, 3.0)))
+    growth = growth_of(process(1, "rlvr train", steadily(300)), process(2, "ray::GradersProcess", steadily(4000, 3.0)))
     assert growth == {1: pytest.approx(0, abs=1e-6), 2: pytest.approx(3.0, abs=1e-3)}
 
 
@@ -87,7 +87,7 @@ def test_a_run_too_short_to_tell_says_so(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_worker_is_what_it_last_was() -> None:
-    idle, busy = process(3, "ray::IDLE", {1: 100.0}), process(3, "ray::Resident.call", {2: 900.0})
+    idle, busy = process(3, "ray::IDLE", {1: 100.0}), process(3, "ray::GradersProcess.call", {2: 900.0})
     samples = by_iteration(pl.concat([idle, busy]), ledger())
     assert set(samples["kind"]) == {"grader actor"}
     assert samples["iteration"].to_list() == [1, 1, 1, 2, 2, 2]
@@ -107,9 +107,9 @@ def test_what_is_read_after_the_last_iteration_belongs_to_it() -> None:
     ("command", "kind"),
     [
         ("VLLM::EngineCore", "vLLM engine core"),
-        ("ray::AsyncResident", "vLLM actor"),
+        ("ray::EngineProcess.call", "vLLM actor"),
         ("ray::RankProcess.call", "trainer"),
-        ("ray::Resident.call", "grader actor"),
+        ("ray::GradersProcess.call", "grader actor"),
         ("ray::update", "stages on Ray"),
         ("ray::DashboardAgent", "Ray"),
         ("python -m prefect server start", "Prefect server"),

@@ -12,6 +12,7 @@ from rlcore.batches import RolloutBatch
 from rlcore.shaping.pipeline import shape
 from rlcore.shaping.settings import MaskConfig, ShapingConfig
 from rlcore.shaping.state import ShapingState
+from tests.rollout_rows import PROMPT_AND_GRADE
 
 RESPONSE_LENGTH = 10
 COMPONENTS = pl.List(pl.Struct({"name": pl.String, "value": pl.Float64}))
@@ -35,6 +36,7 @@ def batches(responses: Sequence[Response], epoch: int = 0) -> tuple[pl.DataFrame
             "sample_id": [f"{response.prompt}@{epoch}#{i:03d}" for i, response in enumerate(responses)],
             "prompt_id": [f"{response.prompt}@{epoch}" for response in responses],
             "domain": [response.domain for response in responses],
+            **PROMPT_AND_GRADE,
             "prompt_ids": [[1]] * len(responses),
             "response_ids": [list(response.tokens) for response in responses],
             "loss_mask": [[True] * count for count in length],

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from rlcore.compose import compose
 from rlcore.config import Config
 from rlcore.data.prompts import held_out_prompts
-from rlcore.generation.requests import group_requests, rollout_batch
+from rlcore.generation.requests import group_requests
 from rlcore.generation.vllm import VLLMGenerator
 from rlcore.trainer.rank import TrainerRank
 
@@ -71,10 +71,19 @@ def other_model(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 async def sampled(engine: VLLMGenerator, config: Config) -> pl.DataFrame:
-    """A RolloutBatch: four responses to each of 16 prompts from all over the held-out file."""
+    """Four responses to each of 16 prompts from all over the held-out file, with the engine's log-probabilities."""
     prompts = held_out_prompts(config)
     prompts = prompts.gather_every(len(prompts) // PROMPTS).head(PROMPTS).with_columns(seed=pl.int_range(PROMPTS))
-    return rollout_batch(prompts, await engine.generate(group_requests(prompts, config.rollout)))
+    requests = group_requests(prompts, config.rollout)
+    generations = await engine.generate(requests)
+    return pl.DataFrame(
+        {
+            "sample_id": [generation.request_id for generation in generations],
+            "prompt_ids": [list(request.prompt_ids) for request in requests],
+            "response_ids": [generation.response_ids for generation in generations],
+            "rollout_logprobs": [generation.logprobs for generation in generations],
+        }
+    )
 
 
 def trainer_logprobs(config: Config, rollouts: pl.DataFrame, weights: Path) -> pl.Series:

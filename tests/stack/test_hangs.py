@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from rlcore.batches import TrainBatch
-from rlcore.cluster.policy import engine_at, trainer_for_update
+from rlcore.cluster.policy import engines_at, trainer_for_update
 from rlcore.cluster.residents import release
 from rlcore.config import Config
 from rlcore.deadlines import DeadlineExceeded, StageStalled, within
@@ -67,7 +67,7 @@ def update_within(seconds: float, config: Config, store: RunStore, batch: BatchR
 
 
 def generate(config: Config, store: RunStore, wanted: list[GenerationRequest]) -> list[list[int]]:
-    return [generation.response_ids for generation in engine_at(config, store, 0).generate(wanted)]
+    return [generation.response_ids for generation in engines_at(config, store, 0).generate(wanted)]
 
 
 def await_progress(store: RunStore, name: str, is_there: Callable[[Progress], bool]) -> Progress:

@@ -205,6 +205,7 @@ async def test_the_weights_of_a_model_divided_over_four_ranks_pass_the_sync_chec
     def check(engine_version: int, engine_logprobs: pl.Series) -> SyncReport:
         return check_sync(
             Transfer(bytes=0, weights_sha256="", export_seconds=0.0, load_seconds=0.0),
+            engine="engine-0",
             wanted_version=1,
             engine_version=engine_version,
             engine_logprobs=engine_logprobs,

@@ -20,6 +20,7 @@ from rlcore.store import BatchRef, LedgerEntry, RunStore
 from rlcore.tracking.metrics import read_iteration_metrics
 from rlcore.tracking.outputs import IterationOutputs
 from rlcore.tracking.sinks import Tracker
+from tests.rollout_rows import PROMPT_AND_GRADE
 
 DOMAINS = ("arithmetic", "reasoning_gym", "format")
 SECONDS = {"sample": 0.05, "generate": 3.8, "reward": 0.4, "advantage": 0.1, "update": 8.1, "sync": 0.5}
@@ -132,6 +133,7 @@ class MadeUpRun:
                     "sample_id": f"p{sample // 4}#{sample % 4}",
                     "prompt_id": f"p{sample // 4}",
                     "domain": DOMAINS[sample // 4 % 3],
+                    **PROMPT_AND_GRADE,
                     "prompt_ids": [1, 2, 3],
                     "response_ids": list(range(length)),
                     "loss_mask": [True] * length,

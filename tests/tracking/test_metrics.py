@@ -12,6 +12,7 @@ from rlcore.reports import UpdateReport
 from rlcore.tracking.accuracy import wilson_interval
 from rlcore.tracking.metrics import iteration_metrics, read_iteration_metrics
 from rlcore.tracking.outputs import IterationOutputs
+from tests.rollout_rows import PROMPT_AND_GRADE
 from tests.tracking.conftest import MadeUpRun, conform, sync_report
 
 
@@ -22,6 +23,7 @@ def response(index: int, domain: str, versions: list[int], reward: float | None,
         "sample_id": f"p{index // 2}#{index % 2}",
         "prompt_id": f"p{index // 2}",
         "domain": domain,
+        **PROMPT_AND_GRADE,
         "prompt_ids": [1, 2],
         "response_ids": [3] * length,
         "loss_mask": [reward is not None] * length,

@@ -23,7 +23,7 @@ class Cell:
     `grader` for the processes that an actor has under it, or the name of a service."""
     moment: Moment
     call: str | None = None
-    """Where the victim is an actor: its method, under way."""
+    """Where the victim is an actor: the method under way, its own or the scheduler's."""
 
     def __str__(self) -> str:
         return f"{self.stage}: {self.victim} {self.moment}"
@@ -37,8 +37,7 @@ def _working(stage: str, **calls: str) -> list[Cell]:
 ALL = [
     *(Cell(stage, "stage", moment) for stage in INPUTS for moment in ("before output", "before ledger")),
     *(Cell(stage, "flow", "before output") for stage in INPUTS),
-    *_working("generate", engine="generate", engine_core="generate"),
-    *_working("reward", graders="grade", grader="grade"),
+    *_working("generate", **dict.fromkeys(("scheduler", "engine", "engine_core", "graders", "grader"), "collect_from")),
     *_working("ref_logprob", reference="logprobs"),
     *_working("old_logprob", trainer="logprobs"),
     *_working("values", critic="values"),
@@ -51,9 +50,10 @@ ALL = [
 
 REPRESENTATIVE = [
     Cell("generate", "stage", "before ledger"),
-    Cell("generate", "engine core", "working", "generate"),
+    Cell("generate", "engine core", "working", "collect_from"),
+    Cell("generate", "scheduler", "working", "collect_from"),
+    Cell("generate", "graders", "working", "collect_from"),
     Cell("generate", "prefect-worker", "before output"),
-    Cell("reward", "graders", "working", "grade"),
     Cell("ref_logprob", "reference", "working", "logprobs"),
     Cell("values", "critic", "working", "values"),
     Cell("advantage", "flow", "before output"),

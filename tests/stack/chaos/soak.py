@@ -52,9 +52,10 @@ SERVICES = ("prefect-server", "ray-head", "prefect-worker")
 MARKS = {
     "VLLM": "engine core",
     "rlcore.rewards.worker": "grader",
-    "ray::AsyncResident": "engine",
+    "ray::EngineProcess": "engine",
+    "ray::SchedulerProcess": "scheduler",
     "ray::RankProcess": "trainer",
-    "ray::Resident": "graders",
+    "ray::GradersProcess": "graders",
     **{f"ray::{stage}": "stage" for stage in INPUTS},
     "ray::": "Ray worker",
     "default_worker": "Ray worker",
@@ -65,7 +66,7 @@ MARKS = {
     "prefect": "Prefect",
 }
 """What is in a process's command line, and what it then is; the first that fits."""
-VICTIMS = ("stage", "flow", "engine", "engine core", "graders", "grader", "trainer", *SERVICES)
+VICTIMS = ("stage", "flow", "scheduler", "engine", "engine core", "graders", "grader", "trainer", *SERVICES)
 
 BYTES, HANDLES, SECONDS, PROCESSES = "PSS, MB", "open files", "seconds an iteration", "processes"
 ALLOWED = {BYTES: 5.0, HANDLES: 1.0, PROCESSES: 1.0}

@@ -148,8 +148,9 @@ def _strike(plan: dict[str, Any], victims: list[int], reference: Any = None) -> 
 
 
 def _is_of(method: Any, plan: dict[str, Any]) -> bool:
-    actor = _actor(plan["victim"], _current["run_id"])
-    return actor is not None and method._actor._actor_id == actor._actor_id
+    """Whether it is a method of the victim, or of the scheduler, which the victim works for."""
+    there = [_actor(name, _current["run_id"]) for name in (plan["victim"], "scheduler")]
+    return method._actor._actor_id in [actor._actor_id for actor in there if actor is not None]
 
 
 def _actor(victim: str, run_id: str) -> Any:
