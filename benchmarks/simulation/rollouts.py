@@ -92,7 +92,7 @@ class Rollouts:
                 GenerationRequest(f"{prompt_id}#{index}", tokens, self.hardware.longest, 1.0, 0)
                 for index in range(self.workload.responses)
             ]
-            yield Prompt(prompt_id, "", tokens, ""), requests
+            yield Prompt(prompt_id, "", tokens, "", ""), requests
             number += 1
 
     # With the scheduler.
@@ -110,7 +110,7 @@ class Rollouts:
         for _ in range(book.rules.lanes["all"].population - book.remaining()["all"]):
             book.hand_over("all", *next(self._prompts))
         await scheduler.collect(iteration)
-        scheduler.timeline.report()
+        scheduler.timeline.since_last()
 
     async def update(self, scheduler: RolloutScheduler, version: int) -> None:
         scheduler.suspend()

@@ -257,16 +257,6 @@ class Book:
         self._admit()
         self._check_budget(group.lane)
 
-    def _completed(self, group: Group) -> None:
-        if self._accepts(group):
-            self._complete[group.lane][group.number] = group
-            return
-        self._remove(group)
-        self.rejected.append(group)
-        self.waste["rejected"] += group.tokens
-        self._admit()
-        self._check_budget(group.lane)
-
     def _remove(self, group: Group) -> None:
         del self.live[group.number]
         self._live_in[group.lane] -= 1

@@ -12,7 +12,7 @@ WRONG = Outcome("scored", 0.0, {}, "", 0.0)
 
 
 def prompt(name: str, tokens: tuple[int, ...] = (1, 2, 3)) -> Prompt:
-    return Prompt(name, "arithmetic", tokens, "")
+    return Prompt(name, "arithmetic", tokens, "", "")
 
 
 def request(name: str, tokens: tuple[int, ...] = (1, 2, 3)) -> GenerationRequest:

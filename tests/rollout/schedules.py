@@ -172,7 +172,7 @@ class Course:
         requests = [
             GenerationRequest(f"{self.life}/{prompt}#{index}", [len(prompt)], 1000, 1.0, 0) for index in range(size)
         ]
-        self.book.hand_over(lane, Prompt(prompt, lane, (len(prompt),), ""), requests)
+        self.book.hand_over(lane, Prompt(prompt, lane, (len(prompt),), "", ""), requests)
 
     async def _train(self) -> None:
         if self.schedule.early:
@@ -187,6 +187,9 @@ class Course:
         await asyncio.sleep(self.schedule.loading)
         await self.scheduler.resume(self.version)
         self.is_updating = False
+        oldest = self.version - math.ceil(self.schedule.async_ratio)
+        stale = [run for run in self.running if self.started[run] < oldest]
+        self.require(not stale or self.schedule.abort_seconds > 0, f"{stale} run in vain")
 
     async def _collect(self) -> bool:
         """Whether the run can go on."""
@@ -212,6 +215,7 @@ class Course:
                 return False
             await asyncio.sleep(RETRY_SECONDS)
         self.is_collecting = False
+        self.check_live()
         self._check(batch, iteration)
         assert await self.scheduler.collect(iteration) is batch
         self.batches.append(batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -58,14 +59,15 @@ def schedules(draw: st.DrawFn) -> Schedule:
     return Schedule(lanes=tuple(lanes), async_ratio=ratio, **draw(REST))
 
 
-@settings(max_examples=2000, suppress_health_check=list(HealthCheck))
+@pytest.mark.timeout(300)
+@settings(max_examples=1500, suppress_health_check=list(HealthCheck))
 @given(schedules())
 def test_every_schedule_keeps_the_rules(schedule: Schedule) -> None:
     course = Course(schedule).run()
     assert course.budget_spent or len(course.batches) == schedule.iterations
 
 
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(max_examples=500, suppress_health_check=list(HealthCheck))
 @given(schedules())
 def test_without_ratio_filter_or_extra_prompts_batches_are_what_was_handed_over_in_order(schedule: Schedule) -> None:
     lanes = tuple(Lane(lane.groups, reserve=lane.reserve) for lane in schedule.lanes)

@@ -128,7 +128,7 @@ async def test_engines_are_kept_full() -> None:
     await setting.scheduler.collect(1)
     # 52 seconds of work for two engines, and at most the longest response more.
     assert now() <= 52 / 2 + 10 / 2
-    spans = setting.scheduler.timeline.report().engines
+    spans = setting.scheduler.timeline.since_last().engines
     assert {len(times.spans) for times in spans.values()} == {1}
     assert sum(times.tokens for times in spans.values()) == 52
 
@@ -375,7 +375,7 @@ async def test_memory_does_not_grow_with_the_batches() -> None:
             hand_over(setting.book, f"p{handed}")
             handed += 1
         await setting.scheduler.collect(iteration)
-        setting.scheduler.timeline.report()
+        setting.scheduler.timeline.since_last()
         await setting.update(iteration)
         if iteration % 100 == 0:
             gc.collect()
