@@ -29,7 +29,7 @@ REST = st.fixed_dictionaries(
         "group_sizes": some(st.integers(1, 3), 2),
         "engines": st.integers(1, 3),
         "capacity": st.integers(1, 4),
-        "lengths": some(st.integers(1, 40)),
+        "lengths": some(st.integers(1, 40) | st.just(200)),
         "crowding": st.sampled_from([0.0, 0.3]),
         "grading": some(st.none() | SECONDS).filter(lambda seconds: any(second is not None for second in seconds)),
         "rewards": some(st.sampled_from([0.0, 1.0])),
