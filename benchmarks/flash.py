@@ -118,8 +118,8 @@ def prompt_replication(console: Console, steps: int) -> None:
     if lower:
         console.print(
             f"Lower at {', '.join(lower)}: replicated, a batch takes as long as its longest response at best (at "
-            f"16 × 64 up to {longest:.0f} s), and bound to so few engines it does not take much longer. The paper names "
-            "neither GPUs nor slots."
+            f"16 × 64 up to {longest:.0f} s), and bound to so few engines it does not take much longer. The paper "
+            "names neither GPUs nor slots."
         )
 
 
