@@ -365,6 +365,19 @@ async def test_a_prompt_that_was_passed_over_is_taken_at_last() -> None:
 
 
 @virtual
+async def test_a_prompt_that_is_slower_than_all_others_is_taken_too() -> None:
+    for async_ratio, ahead, extra in ((0.0, 0, 1), (1.0, 1, 1)):
+        setting = Setting(Lane(1, ahead, extra), {"slow": 45}, async_ratio=async_ratio)
+        hand_over(setting.book, "slow")
+        taken = []
+        for iteration in range(1, 41):
+            hand_over(setting.book, *(f"p{iteration}.{number}" for number in range(1 + extra)))
+            taken += names((await setting.scheduler.collect(iteration)).groups)
+            await setting.update(iteration)
+        assert "slow" in taken
+
+
+@virtual
 async def test_memory_does_not_grow_with_the_batches() -> None:
     setting = Setting(Lane(4, ahead=2, extra=2, reserve=2), async_ratio=0.5, wrong="x")
     setting.lengths.update({f"p{number}": 1 + (number * 37) % 60 for number in range(2000)})
