@@ -1,16 +1,17 @@
-"""Whatever happens to it, and whenever, the scheduler keeps its word: the rules of `schedules.Course`."""
+"""Whatever happens to it, and whenever, the scheduler keeps its word: the rules of `course.Course`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlcore.rollout.rules import Lane
-from tests.rollout.schedules import FOREVER, Course, Disturbance, Schedule
+from tests.rollout.course import Course
+from tests.rollout.schedules import FOREVER, Disturbance, Schedule
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ SECONDS = st.sampled_from([0.0, 0.5, 1.0, 3.0, 7.0, 20.0])
 RATIOS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0])
 LANES = some(st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(0, 6)), 2)
 """Groups, extra, reserve."""
-REST = st.fixed_dictionaries(
+REST: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {
         "restart_interrupted": st.booleans(),
         "group_sizes": some(st.integers(1, 3), 2),
