@@ -9,7 +9,7 @@ from typing import Any
 
 from rlcore.changes import MODELS, Change, altered, changes, standing
 from rlcore.compose import compose, dump, load, recompose
-from rlcore.config import Config
+from rlcore.config import AlgorithmConfig, Config
 from rlcore.iteration import Iteration
 from rlcore.lineage import inherited_iterations, read_fork
 from rlcore.ownership import owned
@@ -38,7 +38,7 @@ def settings_of(config_name: str, overrides: Sequence[str]) -> Config:
         StoreError: there is no run of that address.
     """
     if (address := _run_address(config_name)) is None:
-        return compose(config_name, overrides)
+        return compose(config_name, overrides, _algorithm_so_far)
     own = load(RunStore(address).read_bytes(CONFIG_FILE).decode())
     return recompose(own, overrides, config_name) if overrides else own
 
@@ -63,6 +63,12 @@ def open_run(config_name: str, overrides: Sequence[str]) -> tuple[Config, RunSto
             store.write_bytes(CONFIG_FILE, dump(config).encode())
     store.assign_run_id()
     return config, store
+
+
+def _algorithm_so_far(config: Config) -> AlgorithmConfig | None:
+    """The algorithm of the configuration's run, which was checked when the run began or was changed."""
+    before = _recorded(RunStore(config.run_url))
+    return before.algorithm if before else None
 
 
 def _recorded(store: RunStore) -> Config | None:

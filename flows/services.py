@@ -321,9 +321,8 @@ def start_ray(services: Services, *, end_with_parent: bool = False) -> None:
 
 
 def start_worker(services: Services) -> None:
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
-    # How long a Retry waits at most. Each query writes to the server's database too, where stages write meanwhile.
-    _start(services, WORKER, command, {"PREFECT_WORKER_QUERY_SECONDS": "3"})
+    # The server tells it of flow runs; each query writes to the database too, where stages write meanwhile.
+    _start(services, WORKER, [sys.executable, "-m", "flows.worker"], {"PREFECT_WORKER_QUERY_SECONDS": "3"})
 
 
 def start_supervisor(services: Services) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from rlcore.config import Config
+from rlcore.config import AlgorithmConfig, Config
 from rlcore.config_errors import ConfigError, Origin, describe, nearest
 from rlcore.machine import cores, fastest_dtype
 from rlcore.pretrained import cache_directory
@@ -45,10 +45,15 @@ for _name, _resolver in RESOLVERS.items():
     OmegaConf.register_new_resolver(_name, _resolver, replace=True)
 
 
-def compose(name: str, overrides: Sequence[str] = ()) -> Config:
+def compose(
+    name: str, overrides: Sequence[str] = (), known: Callable[[Config], AlgorithmConfig | None] = lambda _: None
+) -> Config:
     """The configuration `NAME.yaml`, changed by overrides of the form `key=value` or `group=option`, checked.
 
     Later overrides win over earlier ones, overrides over files, and `NAME.yaml` over its groups.
+
+    Args:
+        known: an algorithm that was checked before. It is not checked again, which takes seconds: it needs torch.
 
     Raises:
         ConfigError: no such configuration or option, a key that does not exist, a value that is not allowed, a file
@@ -61,7 +66,7 @@ def compose(name: str, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"no configuration {name!r}; {nearest(name, presets)}")
     groups = _groups(directories)
     parsed = [_parse(override, groups) for override in overrides]
-    return _compose_checked(f"configuration {name}", name, directories, groups, parsed)
+    return _compose_checked(f"configuration {name}", name, directories, groups, parsed, known)
 
 
 def recompose(config: Config, overrides: Sequence[str], shown_as: str) -> Config:
@@ -82,7 +87,8 @@ def recompose(config: Config, overrides: Sequence[str], shown_as: str) -> Config
     with tempfile.TemporaryDirectory() as scratch:
         text = yaml.safe_dump(config.model_dump(mode="json", exclude=replaced))
         (Path(scratch) / DUMPED).write_text(text)
-        return _compose_checked(shown_as, Path(DUMPED).stem, [Path(scratch), *directories], groups, parsed)
+        places = [Path(scratch), *directories]
+        return _compose_checked(shown_as, Path(DUMPED).stem, places, groups, parsed, lambda _: config.algorithm)
 
 
 def _directories() -> list[Path]:
@@ -137,7 +143,12 @@ class _File:
 
 
 def _compose_checked(
-    shown_as: str, name: str, directories: Sequence[Path], groups: set[str], overrides: Sequence[Override]
+    shown_as: str,
+    name: str,
+    directories: Sequence[Path],
+    groups: set[str],
+    overrides: Sequence[Override],
+    known: Callable[[Config], AlgorithmConfig | None],
 ) -> Config:
     try:
         values, files = _compose(name, directories, groups, overrides)
@@ -152,7 +163,8 @@ def _compose_checked(
     settings = [override for override in overrides if override.key_or_group not in groups]
     origin = partial(_origin, settings, [file for file in files if file.path.name != DUMPED])
     config = _validate(values, shown_as, origin)
-    _check_algorithms(config, shown_as, origin)
+    if known(config) != config.algorithm:
+        _check_algorithms(config, shown_as, origin)
     return _with_absolute_paths(config)
 
 

@@ -8,7 +8,6 @@ from rlcore.batches import TrainBatch
 from rlcore.iteration import Iteration
 from rlcore.plan import READS
 from rlcore.reports import RunState
-from rlcore.train_batch import assemble_train_batch
 from tasks.stage import stage
 
 
@@ -23,6 +22,9 @@ def advantage(
     previous: RunState | None = None,
 ) -> pl.DataFrame:
     """Rewards to advantages, joined with everything else that the update reads."""
+    # Imported by the process that computes, as it takes torch.
+    from rlcore.train_batch import assemble_train_batch
+
     return assemble_train_batch(
         iteration.config, iteration.number, rollouts, rewards, old_logprobs, ref_logprobs, values, previous
     )

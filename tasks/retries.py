@@ -27,6 +27,7 @@ from ray.exceptions import (
 from rlcore.cluster.ranks import RankFailed
 from rlcore.deadlines import StageStalled
 from rlcore.generation.interface import EngineDied
+from rlcore.rewards.interface import GradersDied
 
 PAUSES_SECONDS = [1.0, 5.0, 20.0]
 """Before each further attempt."""
@@ -34,6 +35,7 @@ PAUSES_SECONDS = [1.0, 5.0, 20.0]
 TRANSIENT: tuple[type[Exception], ...] = (
     RankFailed,
     EngineDied,
+    GradersDied,
     RayActorError,
     NodeDiedError,
     LocalRayletDiedError,

@@ -38,6 +38,14 @@ class StageRunner(RayTaskRunner[Any]):
         super().__init__(address, init_kwargs)
         self._submitted: list[ray.ObjectRef] = []
 
+    def warm_up(self, seconds: float) -> None:
+        """Have a worker that has imported the stages.
+
+        Raises:
+            TimeoutError, RayError: there is none within that time.
+        """
+        ray.get(_import_stages.remote(), timeout=seconds)
+
     def submit(
         self,
         task: Task[Any, Any],
@@ -88,6 +96,14 @@ class _KnownSettings(SettingsContext):
 def _run_stage(*upstream: Any, **submission: Any) -> Any:
     _keep_client()
     return RayTaskRunner._run_prefect_task(*upstream, **submission)
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def _import_stages() -> None:
+    # What the stages import when they compute, which takes a second.
+    import tasks.stages  # noqa: F401
+
+    _keep_client()
 
 
 @functools.cache

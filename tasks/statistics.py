@@ -7,7 +7,6 @@ import polars as pl
 from rlcore.iteration import Iteration
 from rlcore.plan import READS
 from rlcore.reports import RunState
-from rlcore.run_state import next_state
 from tasks.stage import stage
 
 
@@ -21,4 +20,7 @@ def statistics(
     previous: RunState | None = None,
 ) -> RunState:
     """The run's state after this iteration: statistics of its rewards, histories of its prompts, the KL coefficient."""
+    # Imported by the process that computes, as it takes torch.
+    from rlcore.run_state import next_state
+
     return next_state(iteration.config, iteration.number, rollouts, rewards, old_logprobs, ref_logprobs, previous)

@@ -48,3 +48,9 @@ def test_a_break_is_noticed(tmp_path: Path, file: str, line: str, contract: str)
     broken = [row for row in result.stdout.splitlines() if " BROKEN" in row]
     assert result.returncode == 1
     assert any(contract in row for row in broken), result.stdout
+
+
+def test_flows_start_without_torch_and_wandb() -> None:
+    code = "import sys, flows.rlvr, flows.train; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert not {"torch", "wandb", "transformers", "vllm"} & set(done.stdout.split())

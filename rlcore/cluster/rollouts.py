@@ -19,7 +19,7 @@ from rlcore.cluster.waiting import Supervision
 from rlcore.config import Config
 from rlcore.generation.interface import EngineDied, Generation, GenerationRequest
 from rlcore.progress import beat
-from rlcore.rewards.interface import Outcome
+from rlcore.rewards.interface import GradersDied, Outcome
 from rlcore.rollout.batches import outcomes_of
 from rlcore.rollout.groups import Prompt
 from rlcore.rollout.service import RolloutService
@@ -81,7 +81,7 @@ class RemoteEngine:
         try:
             return await self._actor.call.remote(method, *arguments)
         except RayActorError as error:
-            raise EngineDied(f"the process of {self._name} died: {error}") from error
+            raise EngineDied(f"the process of {self._name} died: {error}") from None
 
     def _fail(self, error: Exception) -> None:
         """No request that was sent will be answered."""
@@ -119,7 +119,7 @@ class RemoteGraders:
             waiting, self._waiting = self._waiting, {}
             try:
                 responses = pl.DataFrame([response for response, _ in waiting.values()])
-                outcomes = outcomes_of(await self._actor.call.remote("grade", responses))
+                outcomes = outcomes_of(await self._call(responses))
             except Exception as error:
                 for _, future in waiting.values():
                     future.set_exception(error)
@@ -128,6 +128,13 @@ class RemoteGraders:
                 future.set_result(outcomes[sample_id])
             beat()
         self._grading = False
+
+    async def _call(self, responses: pl.DataFrame) -> pl.DataFrame:
+        try:
+            rewards: pl.DataFrame = await self._actor.call.remote("grade", responses)
+        except RayActorError as error:
+            raise GradersDied(f"the process of the graders died: {error}") from None
+        return rewards
 
 
 class SchedulerProcess(AsyncResident):

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 
+class GradersDied(RuntimeError):
+    """The process that holds the graders is gone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
     """A graded response.

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import wandb
-from torch.utils.tensorboard import SummaryWriter
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from rlcore.config import Config
 from rlcore.store import RunStore
 from rlcore.tracking.history import METRICS_FILE, read_metrics
+
+if TYPE_CHECKING:
+    import wandb
 
 
 class TrackingError(RuntimeError):
@@ -32,7 +38,7 @@ class Tracker:
         self._directory = run_directory
         self._store = RunStore(str(run_directory))
         self._wandb = _start_wandb(self._store, run_directory, config)
-        self._tensorboard = SummaryWriter(str(run_directory / "tensorboard")) if config.tracking.tensorboard else None
+        self._tensorboard = EventFileWriter(str(run_directory / "tensorboard")) if config.tracking.tensorboard else None
 
     def log(self, iteration: int, metrics: dict[str, float]) -> None:
         """Write an iteration's metrics; nothing if it was written before, by whatever process.
@@ -46,8 +52,8 @@ class Tracker:
         if any(row["iteration"] == iteration for row in read_metrics(self._directory)):
             return
         if self._tensorboard is not None:
-            for key, value in metrics.items():
-                self._tensorboard.add_scalar(key, value, iteration)
+            scalars = Summary(value=[Summary.Value(tag=key, simple_value=value) for key, value in metrics.items()])
+            self._tensorboard.add_event(Event(wall_time=time.time(), step=iteration, summary=scalars))
             self._tensorboard.flush()
         if self._wandb is not None:
             self._wandb.log(metrics, step=iteration)
@@ -66,6 +72,8 @@ def _start_wandb(store: RunStore, run_directory: Path, config: Config) -> wandb.
     mode = config.tracking.wandb
     if mode == "off":
         return None
+    import wandb
+
     if mode == "online" and not wandb.login(prompt=False):
         raise TrackingError(
             "tracking.wandb is online, but Weights & Biases has no API key: set WANDB_API_KEY or run `wandb login`; "

@@ -241,3 +241,16 @@ def test_a_run_made_anew_under_an_old_name_has_another_id(tmp_path: Path) -> Non
     shutil.rmtree(store.directory)
     _, again = open_run("arithmetic", [f"runs_dir={tmp_path}"])
     assert store.url == again.url and again.run_id != before
+
+
+def test_going_on_with_a_run_takes_no_torch(finished: Finished) -> None:
+    run = finished(1)
+    code = f"import sys; from flows.runs import open_run; open_run('arithmetic', {run.overrides}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "torch" not in done.stdout.split()
+
+
+def test_another_algorithm_on_the_way_is_checked_as_at_the_start(finished: Finished) -> None:
+    run = finished(0)
+    with pytest.raises(ConfigError, match=r"algorithm\.policy_loss"):
+        open_run("arithmetic", [*run.overrides, "algorithm.policy_loss=nonsense"])

@@ -18,6 +18,7 @@ from flows.services import HEARTBEAT_SECONDS
 from rlcore.progress import progress_file, read_progress
 from rlcore.store import RunStore
 from tests.stack import dashboard
+from tests.stack.chaos.retrying import processes_of
 from tests.stack.pipeline import Up, store_of, tiny_training, up, wait_until
 
 FINISHED = ["sample", "generate", "reward", "advantage", "update", "sync"]
@@ -77,12 +78,6 @@ def engine_at_work(store: RunStore) -> psutil.Process | None:
     return next(child for child in psutil.Process(progress.pid).children() if child.name() == "VLLM::EngineCore")
 
 
-def flow_processes(running: Up) -> list[psutil.Process]:
-    worker = running.services.named(services.WORKER)
-    assert worker is not None
-    return [process for process in members(worker) if process.pid != worker.pid]
-
-
 def test_retry_in_the_dashboard_goes_on_at_the_failed_stage(running: Up, workplace: list[str], tmp_path: Path) -> None:
     flow_run, before = dashboard.fail_and_retry(running, workplace, tmp_path / "volume", pictures=tmp_path)
 
@@ -112,7 +107,7 @@ def test_a_cancelled_iteration_stops_generating_and_the_next_run_goes_on(
 ) -> None:
     flow_run = running.start_deployment(overrides)
     engine = generating(store, 1)
-    flow = flow_processes(running)
+    flow = processes_of(flow_run)
     assert flow
     running.prefect("flow-run", "cancel", flow_run)
     wait_until(lambda: running.state_of(flow_run) == "CANCELLED", "it is cancelled", 60)
@@ -128,7 +123,7 @@ def test_a_run_goes_on_after_server_worker_and_flow_were_killed_and_a_cancelled_
     killed = running.start_deployment(overrides)
     generating(store, 1)
     dying = [service for service in running.services.processes if service.name in (services.SERVER, services.WORKER)]
-    for process in [*flow_processes(running), *(psutil.Process(service.pid) for service in dying)]:
+    for process in [*processes_of(killed), *(psutil.Process(service.pid) for service in dying)]:
         process.kill()
     died = time.monotonic()
     wait_until(

@@ -20,6 +20,7 @@ from rlcore.compose import compose
 from rlcore.config_errors import ConfigError
 from rlcore.generation.interface import EngineDied, EngineUnfit
 from rlcore.iteration import Iteration
+from rlcore.rewards.interface import GradersDied
 from rlcore.store import RunStore, StoreError
 from rlcore.sync_check import SyncFailed
 from rlcore.trainer.checkpoint import CheckpointDamaged
@@ -73,6 +74,7 @@ def constructor_failed() -> ActorDiedError:
     "error",
     [
         EngineDied("died"),
+        GradersDied("died"),
         RankFailed("died"),
         ActorDiedError(),
         WorkerCrashedError(),
