@@ -89,6 +89,29 @@ def test_the_oldest_versions_go_first() -> None:
     assert names(taken(book)) == ["c"]
 
 
+def test_a_batch_waits_for_what_was_passed_over_too_often_and_takes_it_first() -> None:
+    book = book_of(Lane(groups=1, ahead=2), async_ratio=2.0)
+    hand_over(book, *"abc")
+    book.begin(1)
+    started = by_prompt(start_all(book))
+    finish(book, *started["b"], *started["c"])
+    book.take()
+    slow = started["a"][0].group
+    # Of c nobody is ahead: it is younger than b.
+    assert slow.passed_over == 1 and started["c"][0].group.passed_over == 0
+    slow.passed_over = book.rules.patience
+    for response in slow.responses:
+        book.lost(response, 0)
+    book.advance(1)
+    book.begin(2)
+    assert not book.is_ready()
+    finish(book, *start_all(book))
+    assert slow.version > started["c"][0].group.version
+    assert book.is_ready()
+    book.take()
+    assert names(taken(book)) == ["a"]
+
+
 def test_what_the_batch_did_not_need_goes_back_to_the_front_and_may_run_ahead() -> None:
     book = book_of(Lane(groups=1, ahead=1, extra=2), async_ratio=1.0)
     hand_over(book, *"abcdef")
