@@ -100,6 +100,10 @@ class Book:
         self.is_collecting = True
         for lane in self.rules.lanes:
             self._check_budget(lane)
+        for group in list(self.live.values()):
+            # The filter, or what was told of the response, raised.
+            if group.is_complete and group.number not in self._complete[group.lane]:
+                self._completed(group)
         self._admit()
 
     def next_response(self) -> Response | None:
@@ -119,6 +123,9 @@ class Book:
 
     def generated(self, response: Response, generation: Generation) -> None:
         response.generation = generation
+        # Engines have new weights a while before `advance` is told.
+        if self.rules.restart_interrupted and any(v != response.version for v in generation.policy_versions):
+            self._reset(response, "interrupted")
 
     def graded(self, response: Response, outcome: Outcome) -> None:
         """Takes a complete group to the filter.
@@ -130,9 +137,10 @@ class Book:
         if response.group.is_complete:
             self._completed(response.group)
 
-    def lost(self, response: Response) -> None:
-        """What it was running on is gone: it waits again."""
+    def lost(self, response: Response, tokens: int) -> None:
+        """What it was running on is gone, or let go of it after so many tokens: it waits again."""
         self._reset(response, "lost")
+        self.given_up(response, tokens)
 
     def given_up(self, response: Response, tokens: int) -> None:
         """So many tokens came back of an attempt that was in vain."""
@@ -162,13 +170,16 @@ class Book:
     def is_ready(self) -> bool:
         """Whether the batch that is collected is complete."""
         return self.is_collecting and all(
-            len(self._complete[name]) >= lane.groups for name, lane in self.rules.lanes.items()
+            len(self._complete[name]) >= lane.groups
+            and all(group.number in self._complete[name] for group in self._overdue(name)[: lane.groups])
+            for name, lane in self.rules.lanes.items()
         )
 
     def take(self, prompt_ids: Container[str] | None = None) -> list[str]:
-        """Make `taken` the batch that is ready, the oldest versions first; the run_ids that are to be aborted.
+        """Make `taken` the batch that is ready; the run_ids that are to be aborted.
 
-        What is live beyond what may run ahead goes back to the queue.
+        Prompts that were passed over too often go first, then those with the oldest versions. What is live beyond what
+        may run ahead goes back to the queue.
 
         Args:
             prompt_ids: the batch consists of these.
@@ -177,12 +188,15 @@ class Book:
         for name, lane in self.rules.lanes.items():
             complete = self._complete[name].values()
             groups += (
-                sorted(complete, key=_age)[: lane.groups]
+                sorted(complete, key=self._turn)[: lane.groups]
                 if prompt_ids is None
                 else [group for group in complete if group.prompt.prompt_id in prompt_ids]
             )
         for group in groups:
             self._remove(group)
+        youngest = {group.lane: group.number for group in sorted(groups, key=_number)}
+        for group in self.live.values():
+            group.passed_over += group.number < youngest.get(group.lane, 0)
         aborted = [run_id for name in self.rules.lanes for run_id in self._send_back(name)]
         self.iteration += 1
         self.is_collecting = False
@@ -249,6 +263,15 @@ class Book:
         self._admit()
         self._check_budget(group.lane)
 
+    def _overdue(self, lane: str) -> list[Group]:
+        """Live prompts that were passed over often enough, the oldest first."""
+        late = [group for group in self.live.values() if group.passed_over >= self.rules.patience]
+        return sorted((group for group in late if group.lane == lane), key=_number)
+
+    def _turn(self, group: Group) -> tuple[int, int]:
+        """Orders groups for a batch."""
+        return (group.version if group.passed_over < self.rules.patience else -1), group.number
+
     def _remove(self, group: Group) -> None:
         del self.live[group.number]
         self._live_in[group.lane] -= 1
@@ -290,10 +313,6 @@ class Book:
 
 def _number(group: Group) -> int:
     return group.number
-
-
-def _age(group: Group) -> tuple[int, int]:
-    return group.version, group.number
 
 
 def _progress(group: Group) -> tuple[int, int]:

@@ -73,6 +73,8 @@ class Group:
     lane: str
     prompt: Prompt
     responses: list[Response] = field(default_factory=list)
+    passed_over: int = 0
+    """Batches that had younger prompts of its lane instead."""
 
     @classmethod
     def of(cls, number: int, lane: str, prompt: Prompt, requests: Iterable[GenerationRequest]) -> Group:

@@ -45,6 +45,11 @@ class Rules:
         """⌈α⌉: so many versions may lie between the start of a response and the policy that trains on it."""
         return math.ceil(self.async_ratio)
 
+    @property
+    def patience(self) -> int:
+        """So many batches may pass a prompt over; the next waits for it, however long its responses take."""
+        return 8 * (self.staleness_bound + 1)
+
 
 def rules_of(config: Config) -> Rules:
     """The scheduler's rules."""

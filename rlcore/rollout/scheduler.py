@@ -47,8 +47,12 @@ class RolloutScheduler:
         self._seen = seen
         self._suspended = False
         self._failure: BaseException | None = None
+        self._death: EngineDied | None = None
+        """Of an engine, the latest."""
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._grading: set[tuple[Response, int]] = set()
+        """Responses, and which attempt."""
 
     def attach(self, engines: Mapping[str, Engine], capacity: int) -> None:
         """These engines are there, and hold the weights of the book's version. Others get nothing more.
@@ -82,6 +86,8 @@ class RolloutScheduler:
         while not book.is_ready():
             if self._failure is not None:
                 raise self._failure
+            if not self.fleet.members:
+                raise EngineDied("no engine is left") from self._death
             self._changed.clear()
             await self._changed.wait()
         await self._abort(book.take())
@@ -120,7 +126,9 @@ class RolloutScheduler:
     async def _generated(self, response: Response, attempt: int, request: GenerationRequest, member: Member) -> None:
         generation: Generation | None = None
         try:
-            generation = await member.engine.generate(request)
+            # What was reset since it was chosen cannot be aborted: the engine has not heard of it.
+            if response.attempt == attempt:
+                generation = await member.engine.generate(request)
         except EngineDied as error:
             self._engine_died(member, error)
         except Exception as error:
@@ -133,13 +141,13 @@ class RolloutScheduler:
         if response.attempt != attempt:
             self.book.given_up(response, tokens)
         elif generation is None or not complete:
-            self.book.lost(response)
+            self.book.lost(response, tokens)
         elif min(generation.policy_versions, default=self.book.version) < (response.version or 0):
-            self.book.lost(response)
             self._failure = StaleEngine(
                 f"{member.name} sampled {response.request.request_id} under policy version "
                 f"{min(generation.policy_versions)}, but was to have {response.version}"
             )
+            self.book.lost(response, tokens)
         else:
             self.book.generated(response, generation)
             self._pump()
@@ -147,7 +155,12 @@ class RolloutScheduler:
         self._pump()
 
     async def _graded(self, response: Response, attempt: int) -> None:
+        grading = (response, attempt)
+        # One that a cancelled collect left is still graded when the next asks for it.
+        if response.attempt != attempt or response.outcome is not None or grading in self._grading:
+            return
         assert response.generation is not None
+        self._grading.add(grading)
         try:
             outcome = await self._grade(response.group.prompt, response.generation)
             if response.attempt == attempt:
@@ -156,12 +169,13 @@ class RolloutScheduler:
                 self.book.graded(response, outcome)
         except Exception as error:
             self._failure = error
+        finally:
+            self._grading.discard(grading)
         self._pump()
 
     def _engine_died(self, member: Member, error: EngineDied) -> None:
         self.fleet.remove(member)
-        if not self.fleet.members:
-            self._failure = error
+        self._death = error
 
     async def _abort(self, run_ids: Iterable[str]) -> None:
         """Tell the engines to end those requests."""
