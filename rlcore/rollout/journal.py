@@ -56,6 +56,8 @@ class Open(_Line):
     prompt: Prompt
     requests: list[GenerationRequest]
     graded: list[Graded]
+    passed_over: int
+    """Batches that were complete without it."""
 
 
 class State(_Line):
@@ -106,6 +108,7 @@ class Journal:
                     prompt=group.prompt,
                     requests=[response.request for response in group.responses],
                     graded=[Graded.of(response) for response in group.responses if response.outcome is not None],
+                    passed_over=group.passed_over,
                 )
                 for group in sorted(groups, key=lambda group: group.number)
             ],
@@ -139,6 +142,7 @@ class Journal:
         counts = state is not None and state.settings == self._settings
         for each in state.open if state else []:
             group = book.hand_over(each.lane, each.prompt, each.requests)
+            group.passed_over = each.passed_over
             if counts:
                 recall(book, group, {line.request_id: line for line in each.graded})
         book.handed_over = Counter(handed_over(state, iteration, rules))

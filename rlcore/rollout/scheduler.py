@@ -87,7 +87,7 @@ class RolloutScheduler:
             if self._failure is not None:
                 raise self._failure
             if not self.fleet.members:
-                raise EngineDied("no engine is left") from self._death
+                raise EngineDied(f"no engine is left: {self._death or 'none was attached'}")
             self._changed.clear()
             await self._changed.wait()
         await self._abort(book.take())
