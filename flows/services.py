@@ -38,6 +38,8 @@ from rlcore.pretrained import cache_directory
 
 POOL = "rlvr"
 SERVER, RAY, WORKER, SUPERVISOR = "prefect-server", "ray-head", "prefect-worker", "supervisor"
+STAGE_WORKERS = 4
+"""Processes for stages that stay when they have nothing to do. So many stages of an iteration run together at most."""
 HEARTBEAT_SECONDS = 30
 """Between two signs of life of a flow run; Prefect takes no fewer."""
 
@@ -317,7 +319,9 @@ def start_ray(services: Services, *, end_with_parent: bool = False) -> None:
     command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
     command += [f"--node-ip-address={HOST}", f"--port={services.ray_port}"]
     command += ["--include-dashboard=false", "--disable-usage-stats"]
-    _start(services, RAY, command, {}, end_with_parent)
+    # Stages that run together are more than the cores of a small machine. Ray keeps no more idle workers than there
+    # are cores, and one that it ends takes seconds to start again.
+    _start(services, RAY, command, {"RAY_num_workers_soft_limit": str(STAGE_WORKERS)}, end_with_parent)
 
 
 def start_worker(services: Services) -> None:
