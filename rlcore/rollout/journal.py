@@ -81,6 +81,7 @@ class Taken(_Line):
 
 
 Line = State | Graded | Taken
+JOURNAL_FILE = "journal.jsonl"
 _LINE: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
 
 
@@ -215,7 +216,15 @@ def read_state(store: RunStore, iteration: int) -> State | None:
 
 
 def _path(iteration: int) -> str:
-    return f"{iteration_path(iteration)}/journal.jsonl"
+    return f"{iteration_path(iteration)}/{JOURNAL_FILE}"
+
+
+def parse_line(line: bytes) -> Line:
+    """
+    Raises:
+        ValueError: it is none.
+    """
+    return _LINE.validate_json(line)
 
 
 def _lines(store: RunStore, iteration: int) -> Iterator[Line]:
@@ -228,6 +237,8 @@ def _lines(store: RunStore, iteration: int) -> Iterator[Line]:
         return
     for number, line in enumerate(store.read_bytes(_path(iteration)).split(b"\n")[:-1], start=1):
         try:
-            yield _LINE.validate_json(line)
+            yield parse_line(line)
         except ValidationError as error:
-            raise StoreError(f"{store.url}/{_path(iteration)}:{number} is no line of a journal: {error}") from None
+            first = error.errors(include_url=False)[0]
+            what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            raise StoreError(f"{store.url}/{_path(iteration)}:{number} is no line of a journal ({what})") from None

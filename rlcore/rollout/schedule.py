@@ -10,6 +10,8 @@ from rlcore.rollout.groups import Batch
 from rlcore.rollout.timeline import Times
 from rlcore.store import Report, RunStore, iteration_path
 
+SCHEDULE_FILE = "schedule.json"
+
 
 class EngineSchedule(Report):
     """One engine, from the batch before to this one."""
@@ -78,4 +80,4 @@ def read_schedule(store: RunStore, iteration: int) -> Schedule | None:
 
 
 def _path(iteration: int) -> str:
-    return f"{iteration_path(iteration)}/schedule.json"
+    return f"{iteration_path(iteration)}/{SCHEDULE_FILE}"

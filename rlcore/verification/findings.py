@@ -14,7 +14,7 @@ from rlcore.store import RunStore
 
 T = TypeVar("T")
 
-GROUPS = ("configuration", "fork", "ledger", "outputs", "inputs", "checkpoints", "metrics", "leftovers")
+GROUPS = ("configuration", "fork", "ledger", "outputs", "inputs", "checkpoints", "metrics", "rollouts", "leftovers")
 """The headings of findings, in the order in which they are printed."""
 
 RESTORE = "put it back from a copy of the run"

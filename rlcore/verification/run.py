@@ -13,6 +13,7 @@ from rlcore.config import Config
 from rlcore.leftovers import leftovers, size_of
 from rlcore.retention import PRUNED_FILE, Pruning
 from rlcore.store import RUN_ID_FILE, RunStore
+from rlcore.verification import rollouts
 from rlcore.verification.checkpoints import damages
 from rlcore.verification.findings import RESTORE, Finding, Verification, read_lines
 from rlcore.verification.fork import verify_fork
@@ -51,6 +52,7 @@ def verify_run(store: RunStore, console: Console) -> Verification:
     prunings = _read_prunings(store, result)
     intact = _verify_outputs(store, lines, prunings, progress, console, result)
     _verify_checkpoints(lines, checkpoints, prunings, progress, intact, result)
+    result.findings += rollouts.unreadable(store)
     _find_remnants(store, lines, result)
     return result
 
@@ -135,6 +137,6 @@ def _find_remnants(store: RunStore, lines: list[Line], result: Verification) -> 
         result.findings.append(Finding("leftovers", where, what, "`rlvr prune` deletes them", harmless=True))
     recorded = {line.entry.output.path for line in lines}
     for path in sorted(set(store.directory.glob("iterations/*/*")) - set(unpublished)):
-        if (where := str(path.relative_to(store.directory))) not in recorded:
+        if path.name not in rollouts.FILES and (where := str(path.relative_to(store.directory))) not in recorded:
             what = "no line of the ledger has it: its stage ended before it was recorded"
             result.findings.append(Finding("leftovers", where, what, "going on writes it anew", harmless=True))

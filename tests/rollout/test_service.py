@@ -215,7 +215,7 @@ def test_half_a_line_at_the_end_of_the_journal_costs_that_response_only(tmp_path
 def test_a_journal_that_cannot_be_read_is_named_with_the_line(tmp_path: Path) -> None:
     training = Training(tmp_path)
     training.store.write_bytes("iterations/000002/journal.jsonl", b'{"kind": "nonsense"}\n')
-    with pytest.raises(StoreError, match=r"000002/journal\.jsonl:1 is no line of a journal"):
+    with pytest.raises(StoreError, match=r"000002/journal\.jsonl:1 is no line of a journal \("):
         training.prompts(2)
 
 

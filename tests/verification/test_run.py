@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from rlcore.batches import RolloutBatch
+from rlcore.rollout.journal import State
 from rlcore.store import BatchRef, LedgerEntry, RunStore
 from rlcore.verification.findings import Finding, Verification
 from rlcore.verification.run import verify_run
@@ -304,6 +305,17 @@ def test_what_an_interrupted_write_left_is_harmless(store: RunStore, left: str) 
     path.write_bytes(b"half")
     finding = only_finding(store)
     assert finding.harmless and left.startswith(finding.where)
+
+
+def test_the_schedulers_files_are_read_and_damage_to_them_is_named(store: RunStore) -> None:
+    state = State(settings="s", version=2, handed_over={"all": 4}, open=[])
+    store.write_bytes("iterations/000003/journal.jsonl", state.model_dump_json().encode() + b"\n")
+    assert not verified(store).findings
+    store.write_bytes("iterations/000003/journal.jsonl", state.model_dump_json().encode() + b'\n{"kind": "taken"}\n')
+    store.write_bytes("iterations/000003/schedule.json", b'{"iteration": 3}')
+    found = {finding.where: finding.what for finding in verified(store).wrong}
+    assert found.keys() == {"iterations/000003/journal.jsonl:2", "iterations/000003/schedule.json"}
+    assert "prompt_ids: Field required" in found["iterations/000003/journal.jsonl:2"]
 
 
 def test_a_configuration_that_is_none_is_named_and_the_rest_still_verified(store: RunStore) -> None:
