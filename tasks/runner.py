@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 from uuid import uuid4
 
@@ -80,7 +80,9 @@ class StageRunner(RayTaskRunner[Any]):
         if running:
             ray.wait(running, num_returns=len(running), timeout=INTERRUPT_SECONDS)
         self._submitted.clear()
-        with uncollected():
+        # Every stage enters and leaves a copy of this, which leaves nothing.
+        leaves = self._owns_ray and ray.get_runtime_context().worker.mode == ray.SCRIPT_MODE
+        with uncollected() if leaves else nullcontext():
             super().__exit__(*exc_info)
 
 

@@ -35,11 +35,13 @@ def sync(iteration: Iteration, batch: pl.DataFrame, updated: UpdateReport) -> Sy
             wanted_version=version,
             engine=engine.resident.name,
             engine_version=engine.policy_version(),
-            engine_logprobs=engine.score(probe, config.rollout.temperature),
+            engine_logprobs=engine_logprobs,
             trainer_logprobs=trainer_logprobs,
             tolerance=config.sync.probe_tolerance,
         )
-        for engine in serving.engines
+        for engine, engine_logprobs in zip(
+            serving.engines, serving.score(probe, config.rollout.temperature), strict=True
+        )
     ]
     scheduler.resume(version)
     lend_memory(config, trainer, critic_at(config, store, version) if config.algorithm.uses_critic else None)

@@ -80,13 +80,6 @@ class EngineHandle:
 
     resident: ResidentHandle
 
-    def score(self, responses: pl.DataFrame, temperature: float) -> pl.Series:
-        """Log-probabilities of the response tokens of each row (prompt_ids, response_ids), as a list each."""
-        rows = responses.select("prompt_ids", "response_ids").iter_rows()
-        calls = [self.resident.begin("score", *row, temperature) for row in rows]
-        scores = together(calls, f"score by {self.resident.name}", self.resident)
-        return pl.Series("logprobs", scores, dtype=pl.List(pl.Float32))
-
     def policy_version(self) -> int:
         return int(self.resident.call("policy_version"))
 
@@ -111,6 +104,14 @@ class EngineGroup:
             generations[number::count] = part
         return generations
 
+    def score(self, responses: pl.DataFrame, temperature: float) -> list[pl.Series]:
+        """Log-probabilities of the response tokens of each row (prompt_ids, response_ids), as a list each, by each."""
+        rows = responses.select("prompt_ids", "response_ids").rows()
+        calls = [resident.begin("score", *row, temperature) for resident in self.residents for row in rows]
+        scores = together(calls, f"score by {self._names}", self.residents[0])
+        shares = [scores[start : start + len(rows)] for start in range(0, len(scores), max(1, len(rows)))]
+        return [pl.Series("logprobs", share, dtype=pl.List(pl.Float32)) for share in shares]
+
     def start(self) -> None:
         """Load the model, where it is not loaded."""
         self._on_all("start", [()] * len(self.engines), silent=True)
@@ -125,8 +126,11 @@ class EngineGroup:
 
     def _on_all(self, method: str, arguments: Sequence[tuple[Any, ...]], silent: bool = False) -> list[Any]:
         calls = [resident.begin(method, *given) for resident, given in zip(self.residents, arguments, strict=True)]
-        names = ", ".join(resident.name for resident in self.residents)
-        return together(calls, f"{method} by {names}", self.residents[0], silent)
+        return together(calls, f"{method} by {self._names}", self.residents[0], silent)
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(resident.name for resident in self.residents)
 
 
 def engines(config: Config, store: RunStore) -> EngineGroup:
