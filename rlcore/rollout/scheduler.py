@@ -109,6 +109,11 @@ class RolloutScheduler:
         self._suspended = False
         self._pump()
 
+    async def halt(self) -> None:
+        """Abort what runs, and start nothing until `resume`: then it starts again."""
+        self._suspended = True
+        await self._abort(response.run_id for response in self.book.responses() if response.is_running)
+
     def _pump(self) -> None:
         """Start what may be started, as far as engines have room."""
         while not self._suspended and self._failure is None and (response := self.book.next_response()):

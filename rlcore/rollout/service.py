@@ -46,7 +46,7 @@ class RolloutService:
     ) -> pl.DataFrame:
         """The iteration's batch, a RolloutBatch.
 
-        Called again it goes on, and once the batch is complete it returns the same one.
+        Called again it goes on, and once the batch is complete it returns the same one. Cancelled, it stops generating.
 
         Args:
             prompts: what the iteration hands over, a PromptBatch.
@@ -64,7 +64,12 @@ class RolloutService:
             scheduler.attach(engines, self._config.hardware.max_num_seqs)
             await scheduler.resume(iteration - 1)
         with self._progress(scheduler.book):
-            batch = await scheduler.collect(iteration)
+            try:
+                batch = await scheduler.collect(iteration)
+            except asyncio.CancelledError:
+                # Nobody waits for it any more, as where its flow run was cancelled.
+                await scheduler.halt()
+                raise
         if self._recorded < iteration:
             self._record(scheduler, batch, asked)
         return rollouts_of(batch.groups, self._graded_under)

@@ -306,6 +306,24 @@ def test_what_cannot_come_next_is_refused(tmp_path: Path) -> None:
     in_virtual_time(main)
 
 
+def test_a_cancelled_collection_stops_generating_and_the_next_goes_on(tmp_path: Path) -> None:
+    training = Training(tmp_path, "rollout.async_ratio=1")
+
+    async def main() -> None:
+        prompts = training.prompts(1)
+        collecting = asyncio.create_task(training.collect(1, prompts))
+        await asyncio.sleep(3.0)
+        collecting.cancel()
+        await asyncio.sleep(0.2)
+        graded = len(training.graded)
+        await asyncio.sleep(60.0)
+        assert len(training.graded) == graded > 0
+        assert len(await training.collect(1, prompts)) == BATCH * GROUP
+
+    in_virtual_time(main)
+    assert len(set(training.graded)) == len(training.graded)
+
+
 def test_without_engines_the_stage_fails_and_goes_on_with_new_ones_where_it_was(tmp_path: Path) -> None:
     training = Training(tmp_path)
 
