@@ -76,8 +76,16 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         try:
             head = ["--head", f"--node-ip-address={NEAR}", f"--port={address.split(':')[1]}", "--num-cpus=0"]
             without_gpu = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-            nodes.append(start_node(logs / "near", without_gpu, *head, "--include-dashboard=false"))
-            other = [f"--address={address}", f"--node-ip-address={FAR}", "--num-cpus=0", "--num-gpus=2"]
+            # Ranks without GPUs go where there is more memory.
+            head += ["--include-dashboard=false", f"--memory={2 << 30}"]
+            nodes.append(start_node(logs / "near", without_gpu, *head))
+            other = [
+                f"--address={address}",
+                f"--node-ip-address={FAR}",
+                "--num-cpus=0",
+                "--num-gpus=2",
+                f"--memory={1 << 30}",
+            ]
             nodes.append(start_node(logs / "far", dict(os.environ), *other))
             ray.init(address=address, _node_ip_address=NEAR, log_to_driver=False)
             yield address
