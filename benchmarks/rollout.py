@@ -1,6 +1,6 @@
 """The scheduler against vLLM's own LLM.generate: tokens a second on the same requests.
 
-    python benchmarks/rollout.py [--quick]
+    python -m benchmarks.rollout [--quick]
 
 SmolLM2 answers prompts of the arithmetic mix, 8 responses of at most 32 tokens each. Rounds of the same requests, with
 the same seeds, go to LLM.generate in a process of its own, and then through a scheduler with its journal, its graders
@@ -21,21 +21,23 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import ray
 from rich.console import Console
 from rich.table import Table
+from safetensors.torch import load_file
+from torch import Tensor
 
-from flows import services
-from rlcore.cluster.engine import engines, graders
-from rlcore.cluster.leaving import uncollected
+from benchmarks.on_ray import ray_process
+from rlcore.cluster.engine import EngineGroup, engines, graders
 from rlcore.cluster.residents import release
 from rlcore.cluster.rollouts import rollouts
+from rlcore.cluster.transfer import BUCKET_BYTES
 from rlcore.compose import compose, dump
 from rlcore.config import Config, model_directory
 from rlcore.data.prompts import training_sampler
 from rlcore.generation.requests import group_requests
 from rlcore.store import RunStore
 from rlcore.trainer.checkpoint import WEIGHTS
+from rlcore.weights.shared_memory import SharedMemory, in_buckets
 
 AIM = 0.95
 REPOSITORY = Path(__file__).parents[1]
@@ -59,14 +61,12 @@ def main() -> None:
         whole = settings(Path(scratch), prompts, rounds)
         one = compose("arithmetic", [*whole, "hardware.engines=1", "hardware.engine_threads=${cores:}", *ONE_ENGINE])
         measured["LLM.generate"] = by_llm(one, Path(scratch), 1 + rounds)
-        with services.ray_available(Path(scratch)):
-            ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False, logging_level="ERROR")
-            measured["scheduler, one engine"] = by_scheduler(one, 1 + rounds)
+        with ray_process(Path(scratch)) as process:
+            measured["scheduler, one engine"] = process.submit(by_scheduler, one, 1 + rounds).result()
             ours = compose("arithmetic", [*whole, "run=ours"])
             if ours.hardware.engines > 1 and not quick:
-                measured[f"scheduler, {ours.hardware.engines} engines"] = by_scheduler(ours, 1 + rounds)
-            with uncollected():
-                ray.shutdown()
+                several = process.submit(by_scheduler, ours, 1 + rounds).result()
+                measured[f"scheduler, {ours.hardware.engines} engines"] = several
     report(measured)
 
 
@@ -105,16 +105,25 @@ def by_scheduler(config: Config, rounds: int) -> list[Round]:
     store.assign_run_id()
     sampler, size = training_sampler(config), config.rollout.rollout_batch_size
     serving, scheduler, grading = engines(config, store), rollouts(config, store), graders(config, store)
-    measured = []
+    measured, weights = [], load_file(model_directory(config.model) / WEIGHTS)
     for iteration in range(1, rounds + 1):
         prompts = sampler.draw((iteration - 1) * size, size)
         started = time.perf_counter()
         batch = scheduler.collect(iteration, prompts, serving, grading)
         measured.append(Round(time.perf_counter() - started, int(batch["response_ids"].list.len().sum())))
         # The next batch is for the next version of the policy: here the same weights.
-        serving.update_weights(str(model_directory(config.model) / WEIGHTS), iteration)
+        give(serving, weights, iteration)
     release(store.run_id)
     return measured[1:]
+
+
+def give(serving: EngineGroup, weights: dict[str, Tensor], policy_version: int) -> None:
+    """The engines serve these weights as those of that version."""
+    memory = SharedMemory()
+    serving.start_update()
+    for tensors in in_buckets(weights.items(), BUCKET_BYTES):
+        serving.loaded(serving.begin_load(memory.write(tensors)))
+    serving.finish_update(policy_version)
 
 
 def report(measured: dict[str, list[Round]]) -> None:

@@ -229,6 +229,10 @@ class HardwareConfig(Section):
     """GPUs that Ray reserves for each trainer rank, reference and critic included. Fractions share one."""
     engine_gpus: Annotated[float, Field(ge=0.0)] = 0.0
 
+    @property
+    def engines_share_gpu(self) -> bool:
+        return 0.0 < self.engine_gpus < 1.0
+
 
 class SyncConfig(Section):
     """The check that the engine holds the trainer's weights."""
@@ -355,6 +359,11 @@ class Config(Section):
     def critic_only_iterations(self) -> int:
         """Iterations at the start of the run in which the policy does not train."""
         return self.critic.warmup_iterations if self.algorithm.uses_critic else 0
+
+    @property
+    def engines_sleep(self) -> bool:
+        """Whether the engines give back their GPU's memory while the trainer works: they share it, and wait for it."""
+        return self.hardware.engines_share_gpu and self.rollout.async_ratio == 0.0
 
     @property
     def critic_model(self) -> ModelConfig:

@@ -27,10 +27,10 @@ class SyncReport(Report):
 
     policy_version: int
     weights_sha256: str
-    """Of the safetensors file that the engine loaded. Equal weights are equal bytes."""
+    """Of what the engines loaded, whichever way it came: see `rlcore.weights.bucket`."""
     bytes: int
-    export_seconds: float
-    load_seconds: float
+    seconds: float
+    """From the moment in which the engines stopped until they went on."""
     probe_tokens: int
     probe_gap_mean: float
     """Mean |log-probability by the engine − by the trainer| over the probe's tokens, in nats."""

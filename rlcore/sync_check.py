@@ -23,9 +23,7 @@ class Transfer:
 
     bytes: int
     weights_sha256: str
-    """Of the safetensors file that the engine loaded."""
-    export_seconds: float
-    load_seconds: float
+    seconds: float
 
 
 def check_sync(
@@ -61,8 +59,7 @@ def check_sync(
         policy_version=wanted_version,
         weights_sha256=transfer.weights_sha256,
         bytes=transfer.bytes,
-        export_seconds=transfer.export_seconds,
-        load_seconds=transfer.load_seconds,
+        seconds=transfer.seconds,
         probe_tokens=gap.size,
         probe_gap_mean=mean,
         probe_gap_max=largest,

@@ -21,4 +21,7 @@ def generate(iteration: Iteration, prompts: pl.DataFrame) -> pl.DataFrame:
     """
     config, store = iteration.config, iteration.store
     engines = engines_at(config, store, iteration.rollout_version)
-    return rollouts(config, store).collect(iteration.number, prompts, engines, graders(config, store))
+    collected = rollouts(config, store).collect(iteration.number, prompts, engines, graders(config, store))
+    if config.engines_sleep:
+        engines.sleep()
+    return collected

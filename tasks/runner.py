@@ -102,7 +102,8 @@ def _run_stage(*upstream: Any, **submission: Any) -> Any:
 
 @ray.remote(num_cpus=0, max_retries=0)
 def _import_stages() -> None:
-    # What the stages import when they compute, which takes a second.
+    # What the stages import when they compute, torch with it: this takes seconds.
+    import rlcore.train_batch  # noqa: F401
     import tasks.stages  # noqa: F401
 
     _keep_client()

@@ -26,7 +26,7 @@ def sync(iteration: Iteration, batch: pl.DataFrame, updated: UpdateReport) -> Sy
     trainer = trainer_at(config, store, version)
     serving, scheduler = engines(config, store), rollouts(config, store)
     scheduler.suspend()
-    transfer = transfer_weights(config, store, trainer, serving, version)
+    transfer = transfer_weights(trainer, serving, version)
     probe = batch.filter(pl.col("response_ids").list.len() > 0).head(PROBE_ROWS)
     trainer_logprobs = trainer.logprobs(probe)["logprobs"]
     reports = [

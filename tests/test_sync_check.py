@@ -13,7 +13,7 @@ from rlcore.sync_check import SyncFailed, Transfer, check_sync
 
 def check(engine: list[list[float]], trainer: list[list[float]], engine_version: int = 3) -> SyncReport:
     return check_sync(
-        Transfer(bytes=10, weights_sha256="ab", export_seconds=0.1, load_seconds=0.2),
+        Transfer(bytes=10, weights_sha256="ab", seconds=0.3),
         wanted_version=3,
         engine="engine-0",
         engine_version=engine_version,

@@ -15,6 +15,7 @@ from rlcore.cluster.waiting import Call, Supervision, results_of
 from rlcore.config import Config
 from rlcore.generation.interface import Generation, GenerationRequest
 from rlcore.store import RunStore
+from rlcore.weights.bucket import Bucket
 
 
 class EngineProcess(AsyncResident):
@@ -113,12 +114,28 @@ class EngineGroup:
         return [pl.Series("logprobs", share, dtype=pl.List(pl.Float32)) for share in shares]
 
     def start(self) -> None:
-        """Load the model, where it is not loaded."""
+        """Load the model, where it is not loaded; wake those that sleep."""
         self._on_all("start", [()] * len(self.engines), silent=True)
 
-    def update_weights(self, path: str, policy_version: int) -> float:
-        """Load a file of weights; the seconds that the slowest of them took."""
-        return max(self._on_all("update_weights", [(path, policy_version)] * len(self.engines), silent=True))
+    def sleep(self) -> None:
+        """Give back the GPUs' memory until they are started."""
+        self._on_all("sleep", [()] * len(self.engines), silent=True)
+
+    def start_update(self) -> None:
+        """Stop them between two tokens, to be given all weights anew."""
+        self._on_all("start_update", [()] * len(self.engines), silent=True)
+
+    def begin_load(self, bucket: Bucket) -> list[Call]:
+        """They load the bucket: calls that are under way."""
+        return [resident.begin("load_bucket", bucket) for resident in self.residents]
+
+    def loaded(self, calls: Sequence[Call]) -> None:
+        """They have loaded the bucket."""
+        together(calls, f"load_bucket by {self._names}", self.residents[0], silent=True)
+
+    def finish_update(self, policy_version: int) -> None:
+        """They have all weights and go on."""
+        self._on_all("finish_update", [(policy_version,)] * len(self.engines), silent=True)
 
     def behind(self, policy_version: int) -> EngineGroup:
         """Those that have not the weights of that version."""

@@ -99,7 +99,7 @@ def engines_at(config: Config, store: RunStore, policy_version: int) -> EngineGr
     group = engines(config, store)
     behind = group.behind(policy_version)
     if behind.engines:
-        transfer_weights(config, store, trainer_at(config, store, policy_version), behind, policy_version)
+        transfer_weights(trainer_at(config, store, policy_version), behind, policy_version)
     return group
 
 

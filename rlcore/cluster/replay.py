@@ -12,13 +12,14 @@ from rlcore.cluster.leaving import uncollected
 from rlcore.cluster.policy import restore
 from rlcore.cluster.residents import release
 from rlcore.cluster.trainer import CRITIC, TRAINER, rank_group
-from rlcore.cluster.transfer import exported_weights
 from rlcore.config import Config
 from rlcore.recorded_updates import RecordedUpdate, ReplayPlan
 from rlcore.reports import UpdateReport
 from rlcore.store import RunStore
-from rlcore.trainer.checkpoint import HUGGINGFACE, MANIFEST, WEIGHTS, sha256_of, verify
+from rlcore.trainer.checkpoint import HUGGINGFACE, MANIFEST, WEIGHTS, verify
 from rlcore.update_comparison import Comparison, compare_reports, compare_weights
+from rlcore.weights.bucket import weights_sha256
+from rlcore.weights.shared_memory import places_in_file
 
 
 def replay(config: Config, store: RunStore, plan: ReplayPlan, scratch: RunStore) -> Generator[Comparison, None, None]:
@@ -45,9 +46,9 @@ def replay(config: Config, store: RunStore, plan: ReplayPlan, scratch: RunStore)
             rows = store.read_batch(batch)
             fitted = critic.update(number, batch.sha256, rows) if critic is not None else None
             report = trainer.update(number, batch.sha256, rows).model_copy(update={"critic": fitted})
-            with exported_weights(config, scratch, trainer) as weights:
-                comparison = _compare(store, recorded, report, weights)
-            yield comparison
+            weights = scratch.directory / WEIGHTS
+            trainer.export_weights(str(weights))
+            yield _compare(store, recorded, report, weights)
     finally:
         release(scratch.run_id)
         with uncollected():
@@ -55,7 +56,7 @@ def replay(config: Config, store: RunStore, plan: ReplayPlan, scratch: RunStore)
 
 
 def _compare(store: RunStore, recorded: RecordedUpdate, report: UpdateReport, weights: Path) -> Comparison:
-    digest = sha256_of(weights)
+    digest = weights_sha256(places_in_file(weights))
     checkpoint = store.directory / "checkpoints" / f"{recorded.iteration:06d}"
     difference = None
     if recorded.weights_sha256 not in (None, digest) and (checkpoint / MANIFEST).is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -14,6 +15,7 @@ from rlcore.cluster.waiting import Supervision, stage_lock
 from rlcore.config import Config
 from rlcore.reports import UpdateReport
 from rlcore.store import RunStore
+from rlcore.weights.bucket import Bucket
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,12 @@ class TrainerGroup(RankGroup):
     def export_weights(self, path: str) -> int:
         """One safetensors file of all weights; its bytes."""
         return int(self._call("export_weights", path, silent=True)[0])
+
+    def buckets(self, capacity: int) -> Iterator[Bucket]:
+        """All weights in buckets of at most so many bytes, or one tensor; each is there until the next but one is."""
+        self._call("start_export", capacity)
+        while (bucket := self._call("next_bucket", silent=True)[0]) is not None:
+            yield bucket
 
     def export_huggingface(self, directory: str) -> None:
         self._call("export_huggingface", directory, silent=True)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from rlcore.weights.bucket import Bucket
+
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -61,8 +63,16 @@ class Generator(Protocol):
         """Log-probabilities of given response tokens under the current weights."""
         ...
 
-    async def update_weights(self, path: str, policy_version: int) -> float:
-        """Load a safetensors file of Hugging Face-named weights; the seconds it took."""
+    async def start_update(self) -> None:
+        """Stop between two tokens, to be given all weights anew by `load_bucket`."""
+        ...
+
+    async def load_bucket(self, bucket: Bucket) -> None:
+        """Load some of the weights. Their memory is read when this returns."""
+        ...
+
+    async def finish_update(self, policy_version: int) -> None:
+        """All weights are there: serve them, as those of that version."""
         ...
 
     async def policy_version(self) -> int:

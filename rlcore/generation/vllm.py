@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,9 +23,9 @@ from rlcore.generation.vllm_process import (
     log_to,
     output_to,
 )
-from rlcore.generation.weights_file import check_weights_file
 from rlcore.log_end import last_lines
 from rlcore.progress import WRITE_SECONDS, beat, counting
+from rlcore.weights.bucket import Bucket
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -56,17 +57,21 @@ class VLLMGenerator:
         self._scratch: TemporaryDirectory[str] | None = None
         self._engine: AsyncLLM | None = None
         self._starting = asyncio.Lock()
-        self._updating = asyncio.Lock()
+        self._updating = False
+        self._asleep = False
 
     async def start(self) -> None:
-        """Load the model at policy version 0, unless it is loaded. Takes seconds, during which the event loop stands.
+        """Load the model at policy version 0, unless it is loaded and no update of it was left half done.
+
+        Takes seconds, during which the event loop stands.
 
         Raises:
             EngineUnfit: it cannot serve the configuration.
             EngineDied: its process ended before it came up.
         """
         async with self._starting:
-            if self._engine is not None and not self._engine.errored:
+            if self._engine is not None and not self._engine.errored and not self._updating:
+                await self._wake(self._engine)
                 return
             await self.close()
             cuda = torch.cuda.is_available()
@@ -93,6 +98,7 @@ class VLLMGenerator:
     async def close(self) -> None:
         """End the engine's process. Running requests fail with EngineDied."""
         engine, self._engine = self._engine, None
+        self._updating = self._asleep = False
         if engine is not None:
             from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -101,6 +107,17 @@ class VLLMGenerator:
         if self._scratch is not None:
             self._scratch.cleanup()
             self._scratch = None
+
+    async def sleep(self) -> None:
+        """Give back the GPU's memory until `start`: weights wait in the host's, and no request is under way."""
+        engine = self._running()
+        await self._answer(engine, engine.sleep(level=1))
+        self._asleep = True
+
+    async def _wake(self, engine: AsyncLLM) -> None:
+        if self._asleep:
+            await self._answer(engine, engine.wake_up())
+            self._asleep = False
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """One generation per request, in the order of the requests. If one fails, the others are given up.
@@ -185,32 +202,37 @@ class VLLMGenerator:
             [self._score_one(tokens[:end], tokens[end], temperature) for end in range(len(prompt_ids), len(tokens))]
         )
 
-    async def update_weights(self, path: str, policy_version: int) -> float:
-        """Load a safetensors file of Hugging Face-named weights; the seconds it took.
+    async def start_update(self) -> None:
+        """Stop between two tokens, to be given all weights anew by `load_bucket`.
 
-        Running requests stop between two tokens and go on under the new weights: their past is computed
-        again, so no token depends on keys and values of the old weights.
+        Running requests go on under the new weights after `finish_update`: their past is computed again, so no token
+        depends on keys and values of the old weights. An engine whose update is never finished is made anew by `start`.
 
         Raises:
-            FileNotFoundError, ValueError: the file is not there or does not fit the model. The old weights serve on.
-            EngineDied: the engine's process ended, or failed while it loaded and was ended.
+            EngineDied: the engine's process ended, or failed and was ended, as half of its weights may be new. This and
+                the next two.
         """
-        check_weights_file(Path(path), self._model)
-        async with self._updating:
-            engine = self._running()
-            started = time.monotonic()
-            try:
-                await self._answer(engine, engine.pause_generation(mode="keep", clear_cache=True))
-                await self._answer(engine, engine.collective_rpc("load_weights_file", args=(path,)))
-                await self._answer(engine, engine.update_weight_version(str(policy_version)))
-                await self._answer(engine, engine.resume_generation())
-            except BaseException as error:
-                # Half of the weights may be new: nothing may be sampled from them.
-                await self.close()
-                if isinstance(error, Exception):
-                    raise self._died(f"while it loaded {path}") from error
-                raise
-            return time.monotonic() - started
+        engine = self._running()
+        self._updating = True
+        async with self._or_ended():
+            await self._answer(engine, engine.pause_generation(mode="keep", clear_cache=True))
+            await self._answer(engine, engine.start_weight_update())
+
+    async def load_bucket(self, bucket: Bucket) -> None:
+        """Load some of the weights. Their memory is read when this returns."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        engine = self._in_update()
+        async with self._or_ended():
+            await self._answer(engine, engine.update_weights(WeightTransferUpdateRequest(bucket.to_dict())))
+
+    async def finish_update(self, policy_version: int) -> None:
+        """All weights are there: serve them, as those of that version."""
+        engine = self._in_update()
+        async with self._or_ended():
+            await self._answer(engine, engine.finish_weight_update(str(policy_version)))
+            await self._answer(engine, engine.resume_generation())
+        self._updating = False
 
     async def policy_version(self) -> int:
         """Number of optimizer updates behind the weights that are served, as the engine's process has it."""
@@ -236,6 +258,23 @@ class VLLMGenerator:
         if self._engine.errored:
             raise self._died()
         return self._engine
+
+    def _in_update(self) -> AsyncLLM:
+        engine = self._running()
+        if not self._updating:
+            raise EngineDied(f"the vLLM engine of {self._model} is no longer the one whose update was started")
+        return engine
+
+    @asynccontextmanager
+    async def _or_ended(self) -> AsyncIterator[None]:
+        """End an engine that fails in here: nothing may be sampled from weights of which half may be new."""
+        try:
+            yield
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, Exception):
+                raise self._died("while it was given new weights") from error
+            raise
 
     def _died(self, when: str = "") -> EngineDied:
         about = f"the vLLM engine of {self._model} died {when}".rstrip()

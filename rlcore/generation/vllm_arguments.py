@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 GIB = 2**30
 PREFILL_TOKENS = 2048
 """Prompt tokens in one forward pass, at least."""
+SHARED_MEMORY = "shared_memory"
+"""vLLM's name for the weight transfer of rlcore.generation.weight_receiver."""
 
 
 def engine_arguments(config: Config, *, cuda: bool) -> AsyncEngineArgs:
@@ -21,8 +23,10 @@ def engine_arguments(config: Config, *, cuda: bool) -> AsyncEngineArgs:
 
     # One more than the longest sequence: scoring it asks vLLM for a further token.
     max_model_len = config.data.prompt_length + config.rollout.response_length + 1
-    arguments: dict[str, Any] = {}
-    if not cuda:
+    arguments: dict[str, Any]
+    if cuda:
+        arguments = {"enable_sleep_mode": config.hardware.engines_share_gpu}
+    else:
         arguments = {
             "enforce_eager": True,
             # The least that its attention takes: responses to one prompt share whole blocks alone.
@@ -43,6 +47,7 @@ def engine_arguments(config: Config, *, cuda: bool) -> AsyncEngineArgs:
         logprobs_mode="processed_logprobs",
         generation_config="vllm",
         worker_extension_cls="rlcore.generation.vllm_worker.WorkerExtension",
+        weight_transfer_config={"backend": SHARED_MEMORY},
         disable_log_stats=True,
         **arguments,
     )

@@ -191,7 +191,7 @@ def sync_metrics(sync: SyncReport) -> Metrics:
         "sync/probe_gap_mean": sync.probe_gap_mean,
         "sync/probe_gap_max": sync.probe_gap_max,
         "sync/bytes": float(sync.bytes),
-        "sync/seconds": sync.export_seconds + sync.load_seconds,
+        "sync/seconds": sync.seconds,
     }
 
 

@@ -5,14 +5,25 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mbridge.core.bridge import Bridge
 from megatron.core.models.gpt.gpt_model import GPTModel
 from safetensors.torch import save_file
+from torch import Tensor
 
 from rlcore.trainer.checkpoint import WEIGHTS, replace_directory
+
+
+def exported(pieces: Sequence[GPTModel], bridge: Bridge) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of the model, in its dtype, under their Hugging Face names. All ranks go through them together."""
+    names = set()
+    for name, tensor in bridge.export_weights(list(pieces)):
+        # Embeddings that are tied over pipeline stages are on two of them.
+        if name not in names:
+            names.add(name)
+            yield name, tensor
 
 
 def write_weights(pieces: Sequence[GPTModel], bridge: Bridge, file: Path, *, writes: bool) -> int:
@@ -21,12 +32,11 @@ def write_weights(pieces: Sequence[GPTModel], bridge: Bridge, file: Path, *, wri
     All ranks call it together, with their pieces of the model; the one that `writes` does, the others return 0. The
     file appears under its name when it is complete.
     """
-    exported = bridge.export_weights(list(pieces))
     if not writes:
-        for _ in exported:
+        for _ in exported(pieces, bridge):
             pass
         return 0
-    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in exported}
+    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in exported(pieces, bridge)}
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -10,13 +11,15 @@ from mbridge.core.bridge import Bridge
 from torch import Tensor
 
 from rlcore.config import Config, model_directory
-from rlcore.trainer.export import write_huggingface, write_weights
+from rlcore.trainer.export import exported, write_huggingface, write_weights
 from rlcore.trainer.learner import Learner
 from rlcore.trainer.loading import load_policy
 from rlcore.trainer.microbatches import MicroBatch
 from rlcore.trainer.model import ResponseScorer
 from rlcore.trainer.objective import TokenLogprobs, Totals, objective, with_selection
 from rlcore.trainer.report import policy_metrics
+from rlcore.weights.bucket import Bucket
+from rlcore.weights.shared_memory import SharedMemory, in_buckets
 
 
 class TrainerRank(Learner):
@@ -38,6 +41,8 @@ class TrainerRank(Learner):
             ValueError: a rank or port that cannot be.
         """
         self.directory = model_directory(config.model)
+        self._memory = SharedMemory()
+        self._buckets: Iterator[list[tuple[str, Tensor]]] = iter(())
         super().__init__(
             config,
             config.trainer,
@@ -71,6 +76,21 @@ class TrainerRank(Learner):
         """Write one safetensors file, as a fresh engine would load it; its size in bytes. Rank 0 writes, others 0."""
         self.reload()
         return write_weights(self.pieces, self.bridge, Path(path), writes=self.rank == 0)
+
+    def start_export(self, bucket_bytes: int) -> None:
+        """From the first tensor again: `next_bucket` gives this rank's model, as a fresh engine would load it."""
+        self.reload()
+        self._buckets = in_buckets(exported(self.pieces, self.bridge), bucket_bytes)
+
+    def next_bucket(self) -> Bucket | None:
+        """The next tensors, in memory that other processes of this machine can read; None where there are no more.
+
+        All ranks call it together. Rank 0 writes; the others' buckets are empty.
+        """
+        tensors = next(self._buckets, None)
+        if tensors is None:
+            return None
+        return self._memory.write(tensors if self.rank == 0 else [])
 
     def export_huggingface(self, directory: str) -> None:
         """Write a directory that transformers and vLLM load. Rank 0 writes."""

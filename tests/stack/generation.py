@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rlcore.config import Config
 from rlcore.generation.interface import GenerationRequest
+from rlcore.generation.vllm import VLLMGenerator
+from rlcore.weights.shared_memory import SharedMemory, in_buckets
 
 
 def engine_config(
@@ -33,7 +36,13 @@ def engine_config(
                 "response_length": response_length,
             },
             "rewards": {"arithmetic": {"grader": "math"}},
-            "hardware": {"trainer_threads": 1, "engine_threads": 1, "kv_cache_gib": 0.25, "max_num_seqs": 64},
+            "hardware": {
+                "trainer_threads": 1,
+                "engine_threads": 1,
+                "kv_cache_gib": 0.25,
+                "max_num_seqs": 64,
+                "engine_gpus": 0.4,
+            },
         }
     )
 
@@ -52,6 +61,15 @@ def requests(
         )
         for index in range(count)
     ]
+
+
+async def give(engine: VLLMGenerator, weights: Mapping[str, torch.Tensor], policy_version: int) -> None:
+    """Update the engine to these weights, in buckets of a megabyte."""
+    memory = SharedMemory()
+    await engine.start_update()
+    for tensors in in_buckets(weights.items(), 2**20):
+        await engine.load_bucket(memory.write(tensors))
+    await engine.finish_update(policy_version)
 
 
 def reference_logits(model: Path, prompt_ids: list[int], response_ids: list[int]) -> torch.Tensor:

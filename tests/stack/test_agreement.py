@@ -20,6 +20,7 @@ from rlcore.data.prompts import held_out_prompts
 from rlcore.generation.requests import group_requests
 from rlcore.generation.vllm import VLLMGenerator
 from rlcore.trainer.rank import TrainerRank
+from tests.stack.generation import give
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -112,7 +113,7 @@ async def test_engine_and_trainer_agree_before_and_after_an_update_and_other_wei
     rollouts = await sampled(engine, config)
     same = difference(config, rollouts)
     other = difference(other_config, rollouts)
-    await engine.update_weights(str(weights), 1)
+    await give(engine, load_file(weights), 1)
     updated = difference(other_config, await sampled(engine, config))
     measured = f"mean |log μ − log π|: {same:.4f} nats; to other weights {other:.4f}; updated to these {updated:.4f}"
     print(measured)

@@ -19,12 +19,12 @@ from rlcore.batches import TrainBatch
 from rlcore.cluster.checkpoints import save_checkpoint
 from rlcore.cluster.policy import trainer_for_update
 from rlcore.cluster.residents import release
-from rlcore.cluster.transfer import exported_weights
+from rlcore.cluster.transfer import BUCKET_BYTES
 from rlcore.compose import dump
 from rlcore.config import Config
 from rlcore.reports import SyncReport
 from rlcore.store import RunStore
-from rlcore.trainer.checkpoint import sha256_of
+from rlcore.weights.bucket import weights_sha256
 from tests.entries import ledger_entry
 from tests.stack.training import train_batch, trainer_config
 
@@ -59,17 +59,16 @@ def train(config: Config, store: RunStore) -> None:
         report = trainer.update(number, batch.sha256, store.read_batch(batch))
         updated = ledger_entry(number, "update", store.write_report(number, "update", report))
         store.record(updated.model_copy(update={"inputs": {"batch": batch}}))
-        with exported_weights(config, store, trainer) as weights:
-            synced = SyncReport(
-                policy_version=number,
-                weights_sha256=sha256_of(weights),
-                bytes=weights.stat().st_size,
-                export_seconds=0.0,
-                load_seconds=0.0,
-                probe_tokens=1,
-                probe_gap_mean=0.0,
-                probe_gap_max=0.0,
-            )
+        buckets = list(trainer.buckets(BUCKET_BYTES))
+        synced = SyncReport(
+            policy_version=number,
+            weights_sha256=weights_sha256(tensor for bucket in buckets for tensor in bucket.tensors),
+            bytes=sum(bucket.bytes for bucket in buckets),
+            seconds=0.0,
+            probe_tokens=1,
+            probe_gap_mean=0.0,
+            probe_gap_max=0.0,
+        )
         store.record(ledger_entry(number, "sync", store.write_report(number, "sync", synced)))
         if number in (1, UPDATES):
             save_checkpoint(trainer, None, None, store, number)

@@ -42,7 +42,7 @@ ALL = [
     *_working("old_logprob", trainer="logprobs"),
     *_working("values", critic="values"),
     *_working("update", trainer="update", critic="update"),
-    *_working("sync", trainer="export_weights", engine="update_weights", engine_core="update_weights"),
+    *_working("sync", trainer="next_bucket", engine="load_bucket", engine_core="load_bucket"),
     *_working("evaluate", engine="generate", engine_core="generate", graders="judge", grader="judge"),
     *_working("checkpoint", trainer="save_checkpoint", critic="save_checkpoint"),
     *(Cell(stage, service, "before output") for service in SERVICES for stage in ("generate", "update", "checkpoint")),
@@ -60,7 +60,7 @@ REPRESENTATIVE = [
     Cell("update", "stage", "before ledger"),
     Cell("update", "trainer", "working", "update"),
     Cell("update", "ray-head", "before output"),
-    Cell("sync", "engine", "working", "update_weights"),
+    Cell("sync", "engine", "working", "load_bucket"),
     Cell("checkpoint", "stage", "before output"),
     Cell("checkpoint", "trainer", "working", "save_checkpoint"),
 ]

@@ -3,93 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import polars as pl
 import psutil
 import pytest
-import pytest_asyncio
 import torch
-from safetensors.torch import load_file, save_file
 
-from rlcore.config import Config
-from rlcore.generation.interface import EngineDied, EngineUnfit, Generation, GenerationRequest
+from rlcore.generation.interface import EngineDied, EngineUnfit, GenerationRequest
 from rlcore.generation.vllm import VLLMGenerator
-from rlcore.reports import SyncReport
-from rlcore.sync_check import SyncFailed, Transfer, check_sync
-from rlcore.trainer.rank import TrainerRank
-from tests.stack.conftest import save_tiny_llama
-from tests.stack.generation import engine_config, reference_logits, reference_logprobs, requests
-from tests.stack.training import Call, run_world, train_batch, trainer_config
+from tests.stack.generation import give, reference_logits, reference_logprobs, requests
+from tests.stack.generation_engine.shared import LONG, TOLERANCE, config_around, engine_process, tokens, weights_of
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
-
-TOLERANCE = 1e-3
-LONG = 320
-
-
-@pytest.fixture(scope="module")
-def model_a(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model, with a generation_config that would change every distribution if it were obeyed."""
-    directory = tmp_path_factory.mktemp("model-a")
-    shutil.copytree(tiny_llama, directory, dirs_exist_ok=True)
-    path = directory / "generation_config.json"
-    smuggled = {"temperature": 0.1, "top_k": 1, "repetition_penalty": 5.0, "do_sample": True, "max_new_tokens": 1}
-    path.write_text(json.dumps(json.loads(path.read_text()) | smuggled))
-    return directory
-
-
-@pytest.fixture(scope="module")
-def model_b(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("model-b"), tokenizer_from=smollm2, seed=1)
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("logs") / "engine.log"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(model_a: Path, log: Path) -> AsyncIterator[VLLMGenerator]:
-    generator = VLLMGenerator(_config(model_a), str(log))
-    await generator.start()
-    yield generator
-    await generator.close()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine_b(model_b: Path, log: Path) -> AsyncIterator[VLLMGenerator]:
-    generator = VLLMGenerator(_config(model_b), str(log.with_name("engine-b.log")))
-    await generator.start()
-    yield generator
-    await generator.close()
-
-
-def _config(model: Path) -> Config:
-    return engine_config(model, dtype="float32", prompt_length=32, response_length=LONG)
-
-
-def _weights(model: Path) -> str:
-    return str(model / "model.safetensors")
-
-
-def _engine_process(log: Path) -> int:
-    """Process id of the engine that writes this log. (This process has several engines.)"""
-    return int(re.findall(r"EngineCore pid=(\d+)", log.read_text())[-1])
-
-
-def _tokens(generations: list[Generation]) -> list[tuple[list[int], list[float]]]:
-    return [(generation.response_ids, generation.logprobs) for generation in generations]
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
 
 
 async def test_logprobs_are_of_the_distribution_sampled_from(engine: VLLMGenerator, model_a: Path) -> None:
@@ -131,7 +62,7 @@ async def test_the_seed_decides_not_the_order_or_the_company(engine: VLLMGenerat
     first = {generation.request_id: generation for generation in await engine.generate(batch)}
     again = {generation.request_id: generation for generation in await engine.generate([*strangers, *batch[::-1]])}
     for request_id, generation in first.items():
-        assert _tokens([again[request_id]]) == _tokens([generation])
+        assert tokens([again[request_id]]) == tokens([generation])
     same_prompt = [GenerationRequest(f"s{seed}", batch[0].prompt_ids, 24, 1.0, seed) for seed in range(8)]
     assert len({tuple(generation.response_ids) for generation in await engine.generate(same_prompt)}) == 8
 
@@ -166,104 +97,6 @@ async def test_scoring_among_running_requests_changes_neither(engine: VLLMGenera
         assert busy == pytest.approx(quiet, abs=1e-5)
 
 
-async def test_an_updated_engine_equals_a_fresh_one_bit_for_bit(
-    engine: VLLMGenerator, engine_b: VLLMGenerator, model_a: Path, model_b: Path
-) -> None:
-    batch = [*requests(8, max_tokens=24), *requests(8, max_tokens=24, temperature=0.0, prefix="greedy")]
-    before = await engine.generate(batch)
-    fresh = await engine_b.generate(batch)
-    seconds = await engine.update_weights(_weights(model_b), 5)
-    updated = await engine.generate(batch)
-    assert _tokens(updated) == _tokens(fresh)
-    assert _tokens(updated) != _tokens(before)
-    assert {version for generation in updated for version in generation.policy_versions} == {5}
-    assert await engine.policy_version() == 5
-    assert seconds > 0
-    await engine.update_weights(_weights(model_a), 0)
-    assert _tokens(await engine.generate(batch)) == _tokens(before)
-
-
-async def test_the_weights_of_a_model_divided_over_four_ranks_pass_the_sync_check(
-    engine: VLLMGenerator, model_a: Path, tmp_path: Path
-) -> None:
-    layout = {"world_size": 4, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
-    config, batch = trainer_config(model_a, trainer=layout), train_batch()
-    script: list[Call] = [
-        ("update", (1, "1", batch)),
-        ("export_weights", (str(tmp_path / "weights.safetensors"),)),
-        ("logprobs", (batch,)),
-    ]
-    with ThreadPoolExecutor(1) as waiting:
-        ranks = await asyncio.wrap_future(waiting.submit(run_world, (TrainerRank, config, script)))
-    trained = pl.concat([results[2] for [results] in ranks])
-    scores = batch.select("sample_id").join(trained, on="sample_id", maintain_order="left")["logprobs"]
-
-    async def engine_scores() -> pl.Series:
-        rows = batch.select("prompt_ids", "response_ids").iter_rows()
-        return pl.Series([await engine.score(prompt, response, 1.0) for prompt, response in rows])
-
-    def check(engine_version: int, engine_logprobs: pl.Series) -> SyncReport:
-        return check_sync(
-            Transfer(bytes=0, weights_sha256="", export_seconds=0.0, load_seconds=0.0),
-            engine="engine-0",
-            wanted_version=1,
-            engine_version=engine_version,
-            engine_logprobs=engine_logprobs,
-            trainer_logprobs=scores,
-            tolerance=TOLERANCE,
-        )
-
-    with pytest.raises(SyncFailed, match="differ by"):
-        check(1, await engine_scores())
-    await engine.update_weights(str(tmp_path / "weights.safetensors"), 1)
-    assert check(await engine.policy_version(), await engine_scores()).probe_gap_mean < TOLERANCE / 10
-    await engine.update_weights(_weights(model_a), 0)
-
-
-async def test_a_request_that_lives_through_an_update_has_the_version_of_each_token(
-    engine: VLLMGenerator, model_a: Path, model_b: Path
-) -> None:
-    batch = requests(24, max_tokens=LONG)
-    started = time.monotonic()
-    undisturbed = await engine.generate(batch)
-    half = (time.monotonic() - started) / 2
-    running = asyncio.create_task(engine.generate(batch))
-    await asyncio.sleep(half)
-    await engine.update_weights(_weights(model_b), 3)
-    generations = await running
-    await engine.update_weights(_weights(model_a), 0)
-    lived_through = [
-        (request, generation, whole)
-        for request, generation, whole in zip(batch, generations, undisturbed, strict=True)
-        if set(generation.policy_versions) == {0, 3}
-    ]
-    assert lived_through
-    for request, generation, whole in lived_through[:3]:
-        switch = generation.policy_versions.index(3)
-        assert generation.policy_versions == [0] * switch + [3] * (len(generation.response_ids) - switch)
-        assert generation.response_ids[:switch] == whole.response_ids[:switch]
-        prompt_ids, response_ids = list(request.prompt_ids), generation.response_ids
-        old, new = (reference_logprobs(model, prompt_ids, response_ids, 1.0) for model in (model_a, model_b))
-        expected = torch.cat([old[:switch], new[switch:]])
-        torch.testing.assert_close(torch.tensor(generation.logprobs), expected, atol=TOLERANCE, rtol=0)
-
-
-async def test_a_weights_file_that_does_not_fit_is_refused_and_the_old_weights_serve_on(
-    engine: VLLMGenerator, model_a: Path, tmp_path: Path
-) -> None:
-    batch = requests(4, max_tokens=8)
-    before = await engine.generate(batch)
-    weights = load_file(_weights(model_a))
-    del weights["model.norm.weight"]
-    save_file(weights, tmp_path / "partial.safetensors")
-    with pytest.raises(ValueError, match=r"partial\.safetensors lacks 1 tensors .*: model\.norm\.weight"):
-        await engine.update_weights(str(tmp_path / "partial.safetensors"), 9)
-    with pytest.raises(FileNotFoundError, match="absent"):
-        await engine.update_weights(str(tmp_path / "absent.safetensors"), 9)
-    assert await engine.policy_version() == 0
-    assert _tokens(await engine.generate(batch)) == _tokens(before)
-
-
 async def test_aborted_requests_return_what_they_have(engine: VLLMGenerator) -> None:
     batch = requests(24, max_tokens=LONG)
     started = time.monotonic()
@@ -284,7 +117,7 @@ async def test_aborted_requests_return_what_they_have(engine: VLLMGenerator) -> 
         assert 0 < count < len(complete.response_ids)
         assert generation.response_ids == complete.response_ids[:count]
         assert len(generation.logprobs) == len(generation.policy_versions) == count
-    assert _tokens(generations[8:]) == _tokens(whole[8:])
+    assert tokens(generations[8:]) == tokens(whole[8:])
 
 
 async def test_asking_again_ends_what_a_caller_that_is_gone_left_running(engine: VLLMGenerator) -> None:
@@ -294,7 +127,7 @@ async def test_asking_again_ends_what_a_caller_that_is_gone_left_running(engine:
     again = await engine.generate(batch)
     assert any(generation.finish_reason == "abort" for generation in await left)
     assert all(generation.finish_reason != "abort" for generation in again)
-    assert _tokens(again) == _tokens(await engine.generate(batch))
+    assert tokens(again) == tokens(await engine.generate(batch))
 
 
 async def test_requests_that_cannot_be_served_are_named(engine: VLLMGenerator) -> None:
@@ -316,47 +149,32 @@ async def test_the_longest_sequence_is_generated_and_scored(engine: VLLMGenerato
 
 
 async def test_a_dead_engine_says_so_and_starts_anew(
-    engine_b: VLLMGenerator, model_b: Path, log: Path, capfd: pytest.CaptureFixture[str]
+    engine_b: VLLMGenerator, model_b: Path, log_b: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     batch = requests(4, max_tokens=LONG)
     before = await engine_b.generate(batch)
-    await engine_b.update_weights(_weights(model_b), 4)
-    own_log = log.with_name("engine-b.log")
+    await give(engine_b, weights_of(model_b), 4)
     running = asyncio.create_task(engine_b.generate(batch))
     await asyncio.sleep(0.2)
-    os.kill(_engine_process(own_log), signal.SIGKILL)
-    message = rf"the vLLM engine of {re.escape(str(model_b))} died; its log is {re.escape(str(own_log))}"
+    os.kill(engine_process(log_b), signal.SIGKILL)
+    message = rf"the vLLM engine of {re.escape(str(model_b))} died; its log is {re.escape(str(log_b))}"
     with pytest.raises(EngineDied, match=message):
         await running
     for call in (engine_b.generate(batch), engine_b.policy_version(), engine_b.score([1], [2], 1.0)):
         with pytest.raises(EngineDied, match=message):
             await call
     with pytest.raises(EngineDied, match=message):
-        await engine_b.update_weights(_weights(model_b), 5)
+        await give(engine_b, weights_of(model_b), 5)
     await engine_b.start()
     await engine_b.start()
     assert await engine_b.policy_version() == 0
-    assert _tokens(await engine_b.generate(batch)) == _tokens(before)
+    assert tokens(await engine_b.generate(batch)) == tokens(before)
     printed = capfd.readouterr()
     assert "EngineCore" not in printed.out + printed.err
 
 
-async def test_an_engine_that_dies_during_an_update_serves_nothing(
-    engine_b: VLLMGenerator, model_b: Path, log: Path
-) -> None:
-    own_log = log.with_name("engine-b.log")
-    os.kill(_engine_process(own_log), signal.SIGKILL)
-    path = re.escape(_weights(model_b))
-    with pytest.raises(EngineDied, match=rf"died while it loaded {path}; its log is {re.escape(str(own_log))}"):
-        await engine_b.update_weights(_weights(model_b), 6)
-    with pytest.raises(EngineDied, match=r"is not running: call start\(\)"):
-        await engine_b.generate(requests(1))
-    await engine_b.start()
-    assert await engine_b.policy_version() == 0
-
-
-async def test_closing_ends_running_requests(engine_b: VLLMGenerator, log: Path) -> None:
-    process = psutil.Process(_engine_process(log.with_name("engine-b.log")))
+async def test_closing_ends_running_requests(engine_b: VLLMGenerator, log_b: Path) -> None:
+    process = psutil.Process(engine_process(log_b))
     running = asyncio.create_task(engine_b.generate(requests(4, max_tokens=LONG)))
     await asyncio.sleep(0.2)
     await engine_b.close()
@@ -366,7 +184,7 @@ async def test_closing_ends_running_requests(engine_b: VLLMGenerator, log: Path)
 
 
 async def test_an_engine_that_does_not_come_up_says_why(model_a: Path, tmp_path: Path) -> None:
-    config = _config(model_a)
+    config = config_around(model_a)
     too_small = config.model_copy(update={"hardware": config.hardware.model_copy(update={"kv_cache_gib": 1e-6})})
     generator = VLLMGenerator(too_small, str(tmp_path / "small.log"))
     with pytest.raises(
@@ -380,7 +198,7 @@ async def test_an_engine_that_does_not_come_up_says_why(model_a: Path, tmp_path:
 async def test_the_engine_ends_when_its_parent_is_killed(
     model_a: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    (tmp_path / "config.json").write_text(_config(model_a).model_dump_json())
+    (tmp_path / "config.json").write_text(config_around(model_a).model_dump_json())
     program = (
         "import asyncio, sys; from pathlib import Path\n"
         "from rlcore.config import Config; from rlcore.generation.vllm import VLLMGenerator\n"
@@ -405,3 +223,15 @@ async def test_the_engine_ends_when_its_parent_is_killed(
     parent.wait()
     _, alive = await asyncio.to_thread(psutil.wait_procs, engine_processes, timeout=15)
     assert alive == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only on a GPU does vLLM give back memory")
+async def test_an_engine_that_sleeps_gives_back_memory_and_wakes_with_its_weights(engine: VLLMGenerator) -> None:
+    batch = requests(8)
+    before = await engine.generate(batch)
+    free, _ = torch.cuda.mem_get_info()
+    await engine.sleep()
+    asleep, _ = torch.cuda.mem_get_info()
+    await engine.start()
+    assert asleep > free + 2**27
+    assert tokens(await engine.generate(batch)) == tokens(before)

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from rlcore.generation.interface import GenerationRequest
 from rlcore.generation.vllm import VLLMGenerator
-from tests.stack.generation import engine_config, requests
+from tests.stack.generation import engine_config, give, requests
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -63,14 +63,14 @@ async def test_an_updated_engine_equals_a_fresh_one_bit_for_bit(
     }
     save_file(weights, trained / "model.safetensors", {"format": "pt"})
     before = await _one_by_one(engine)
-    await engine.update_weights(str(trained / "model.safetensors"), 1)
+    await give(engine, weights, 1)
     updated = await _one_by_one(engine)
     fresh_engine = await _started(trained, tmp_path / "fresh.log")
     fresh = await _one_by_one(fresh_engine)
     await fresh_engine.close()
     assert updated == fresh
     assert updated != before
-    await engine.update_weights(str(smollm2 / "model.safetensors"), 0)
+    await give(engine, load_file(smollm2 / "model.safetensors"), 0)
     assert await _one_by_one(engine) == before
 
 

@@ -1,0 +1,1 @@
+"""vLLM behind the Generator interface, with engines that these modules share."""
