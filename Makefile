@@ -25,7 +25,7 @@ demo: model ## Train SmolLM2-135M on arithmetic on this machine, ending with a r
 
 test: model lint ## Lint, the fast tests, then the tests of the real engines
 	@$(BIN)/pytest -q -n 2 --ignore=tests/stack
-	@$(BIN)/pytest -q -n 2 --dist loadfile --timeout=600 tests/stack
+	@$(BIN)/pytest -q --timeout=600 tests/stack
 
 chaos: model ## Kill every kind of process in every stage and retry: the whole kill matrix (half an hour or more)
 	@$(BIN)/python -m tests.stack.chaos.matrix

@@ -54,14 +54,12 @@ REPRESENTATIVE = [
     Cell("generate", "scheduler", "working", "collect_from"),
     Cell("generate", "graders", "working", "collect_from"),
     Cell("generate", "prefect-worker", "before output"),
-    Cell("ref_logprob", "reference", "working", "logprobs"),
     Cell("values", "critic", "working", "values"),
     Cell("advantage", "flow", "before output"),
     Cell("update", "stage", "before ledger"),
     Cell("update", "trainer", "working", "update"),
     Cell("update", "ray-head", "before output"),
     Cell("sync", "engine", "working", "load_bucket"),
-    Cell("checkpoint", "stage", "before output"),
     Cell("checkpoint", "trainer", "working", "save_checkpoint"),
 ]
 """What is quick enough for every change; all of them are cells of the whole matrix."""
