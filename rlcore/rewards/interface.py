@@ -1,13 +1,13 @@
 """What a grader is, and what travels between the router and the grader processes.
 
-A grader is a module of this package with a pure function `grade(response_text, ground_truth) -> Score`.
+A grader is a module of this package with a pure function `grade(response_text, ground_truth, **options) -> Score`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 class GradersDied(RuntimeError):
@@ -40,6 +40,7 @@ class Task(NamedTuple):
     response_text: str
     ground_truth: str
     timeout_seconds: float
+    options: dict[str, Any]
 
 
 class Outcome(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import polars as pl
@@ -48,8 +49,13 @@ class RewardRouter:
             )
         gradings = responses.join(graders, on="domain", how="left", maintain_order="left_right")
         ground_truth = pl.coalesce("common_ground_truth", "ground_truth")
-        tasks = gradings.select("grader", "response_text", ground_truth, "timeout_seconds")
-        outcomes = self._pool.run([Task(*row) for row in tasks.iter_rows()])
+        rows = gradings.select("grader", "response_text", ground_truth, "timeout_seconds", "options").iter_rows()
+        outcomes = self._pool.run(
+            [
+                Task(grader, response, truth, seconds, json.loads(options))
+                for grader, response, truth, seconds, options in rows
+            ]
+        )
         verdicts = pl.DataFrame(
             {
                 **gradings.select("sample_id", "grader", "weight").to_dict(),
@@ -76,7 +82,14 @@ class RewardRouter:
 def _graders_of(rewards: Mapping[str, RewardConfig]) -> pl.DataFrame:
     """One row per domain and grader, in the order of the configuration."""
     rows = [
-        (domain, weighted.grader, weighted.weight, weighted.ground_truth, reward.timeout_seconds)
+        (
+            domain,
+            weighted.grader,
+            weighted.weight,
+            weighted.ground_truth,
+            reward.timeout_seconds,
+            json.dumps(weighted.options),
+        )
         for domain, reward in rewards.items()
         for weighted in reward.weighted_graders
     ]
@@ -86,5 +99,6 @@ def _graders_of(rewards: Mapping[str, RewardConfig]) -> pl.DataFrame:
         "weight": pl.Float64,
         "common_ground_truth": pl.String,
         "timeout_seconds": pl.Float64,
+        "options": pl.String,
     }
     return pl.DataFrame(rows, schema=schema, orient="row")

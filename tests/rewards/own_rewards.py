@@ -1,0 +1,25 @@
+"""Reward functions as a user writes them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def length(response_text: str, ground_truth: str) -> float:
+    return len(response_text) / 10
+
+
+def parts(response_text: str, ground_truth: str) -> dict[str, object]:
+    return {"reward": np.float32(0.5), "right": response_text == ground_truth, "length": len(response_text)}
+
+
+def words(response_text: str, ground_truth: str) -> str:
+    return "good"
+
+
+def incomplete(response_text: str, ground_truth: str) -> dict[str, float]:
+    return {"right": 1.0}
+
+
+def endless(response_text: str, ground_truth: str) -> float:
+    return float("inf")
