@@ -20,5 +20,5 @@ def reward(iteration: Iteration, rollouts: pl.DataFrame) -> pl.DataFrame:
     config = iteration.config
     if rollouts["graded_under"].unique().to_list() == [config.digest("rewards")]:
         return rollouts.select("sample_id", "grade").unnest("grade")
-    responses = rollouts.select("sample_id", "domain", "response_text", "ground_truth")
+    responses = rollouts.select("sample_id", "domain", "prompt_text", "response_text", "ground_truth")
     return graders(config, iteration.store).grade(responses)

@@ -23,6 +23,8 @@ class GivenResponse(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
+    prompt: str = ""
+    """Only a service reads it."""
     response: str
     ground_truth: str | dict[str, Any] = ""
     id: str | None = None
@@ -33,13 +35,13 @@ def read_responses(path: Path) -> pl.DataFrame:
     """A JSONL file of objects with response, ground_truth and perhaps id.
 
     Returns:
-        Columns sample_id, response_text, ground_truth.
+        Columns sample_id, prompt_text, response_text, ground_truth.
 
     Raises:
         DatasetError: a line is no such object, or two have one id. Names file and line.
         FileNotFoundError: there is no such file.
     """
-    rows: dict[str, tuple[str, str, str]] = {}
+    rows: dict[str, tuple[str, str, str, str]] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
             continue
@@ -56,9 +58,9 @@ def read_responses(path: Path) -> pl.DataFrame:
         if name in rows:
             raise DatasetError(f"{path}:{number}: the id {name!r} was there before; give each response one of its own")
         truth = given.ground_truth if isinstance(given.ground_truth, str) else json.dumps(given.ground_truth)
-        rows[name] = name, given.response, truth
-    schema = {"sample_id": pl.String, "response_text": pl.String, "ground_truth": pl.String}
-    return pl.DataFrame([*rows.values()], schema=schema, orient="row")
+        rows[name] = name, given.prompt, given.response, truth
+    columns = "sample_id", "prompt_text", "response_text", "ground_truth"
+    return pl.DataFrame([*rows.values()], schema=dict.fromkeys(columns, pl.String), orient="row")
 
 
 def reward_config(domain: str, config: str | None, overrides: list[str]) -> tuple[RewardConfig, int]:

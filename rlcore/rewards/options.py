@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from rlcore.config_errors import describe
-from rlcore.section import Section
+from rlcore.section import Positive, Section
 
 
 class NoOptions(Section):
@@ -31,8 +31,21 @@ class IfevalOptions(Section):
     loose: bool = False
 
 
+class JudgeOptions(Section):
+    url: str
+    model: str
+    scale: Literal["yes_no", "0_to_10"] = "yes_no"
+    rubric: str | None = None
+    max_tokens: Positive = 512
+    api_key_variable: str | None = None
+
+
 class MultipleChoiceOptions(Section):
     reward_type: Literal["accuracy", "loose", "soft", "strict"] = "accuracy"
+
+
+class RemoteOptions(Section):
+    url: str
 
 
 OPTIONS: dict[str, type[Section]] = {
@@ -40,11 +53,15 @@ OPTIONS: dict[str, type[Section]] = {
     "format": NoOptions,
     "function": FunctionOptions,
     "ifeval": IfevalOptions,
+    "judge": JudgeOptions,
     "math": NoOptions,
     "multiple_choice": MultipleChoiceOptions,
     "reasoning_gym": NoOptions,
+    "remote": RemoteOptions,
 }
 """By grader: a module of rlcore.rewards."""
+SERVICES = frozenset({"judge", "remote"})
+"""Those that ask a service."""
 
 
 def check_options(grader: str, options: Mapping[str, Any]) -> None:

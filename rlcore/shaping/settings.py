@@ -13,7 +13,9 @@ from rlcore.section import NonNegative, Positive, Section
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Coefficient = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0.0)]
-Grader = Literal["countdown", "format", "function", "ifeval", "math", "multiple_choice", "reasoning_gym"]
+Grader = Literal[
+    "countdown", "format", "function", "ifeval", "judge", "math", "multiple_choice", "reasoning_gym", "remote"
+]
 Scope = Literal["group", "batch", "running", "none"]
 
 
@@ -101,6 +103,8 @@ class RewardConfig(Section):
     graders: tuple[WeightedGrader, ...] = ()
     timeout_seconds: Seconds = 10.0
     """Hard limit of each grader for one response; the grader process is killed at it."""
+    at_once: Positive = 16
+    """Responses of this domain that a service (judge, remote) is asked about at the same time."""
     shaping: ShapingConfig | None = None
     """Null: that of the algorithm."""
 

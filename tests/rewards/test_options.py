@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 from pydantic import ValidationError
 
-from rlcore.rewards.options import OPTIONS
+from rlcore.rewards.options import OPTIONS, SERVICES
 from rlcore.rewards.router import RewardRouter
 from rlcore.shaping.settings import Grader, RewardConfig
 
@@ -22,9 +22,12 @@ def test_every_grader_has_its_options() -> None:
 
 @pytest.mark.parametrize("grader", OPTIONS)
 def test_the_options_are_the_arguments_of_the_grader_with_their_defaults(grader: str) -> None:
-    function = importlib.import_module(f"rlcore.rewards.{grader}").grade
+    module = importlib.import_module(f"rlcore.rewards.{grader}")
+    function, given = (
+        (module.ask, ("client", "task")) if grader in SERVICES else (module.grade, ("response_text", "ground_truth"))
+    )
     first, second, *options = inspect.signature(function).parameters.values()
-    assert (first.name, second.name) == ("response_text", "ground_truth")
+    assert (first.name, second.name) == given
     assert all(option.kind is inspect.Parameter.KEYWORD_ONLY for option in options)
     fields = {
         name: inspect.Parameter.empty if field.is_required() else field.default
@@ -66,6 +69,7 @@ def test_the_graders_get_their_options() -> None:
         {
             "sample_id": ["a", "b"],
             "domain": ["all", "some"],
+            "prompt_text": ["?"] * 2,
             "response_text": ["<answer>3 + 5</answer>"] * 2,
             "ground_truth": [truth] * 2,
         }

@@ -39,7 +39,8 @@ def router() -> Iterator[RewardRouter]:
 def responses(*rows: tuple[str, str, str]) -> pl.DataFrame:
     """A frame from (domain, response_text, ground_truth)."""
     schema = ["domain", "response_text", "ground_truth"]
-    return pl.DataFrame(rows, schema=schema, orient="row").with_row_index("sample_id").cast(pl.String)
+    frame = pl.DataFrame(rows, schema=schema, orient="row").with_row_index("sample_id")
+    return frame.with_columns(prompt_text=pl.lit("?")).cast(pl.String)
 
 
 def grader_processes() -> set[psutil.Process]:
