@@ -22,6 +22,14 @@ class InfraFault(RuntimeError):
     """What a grader needs is not there, or failed: another attempt may find it."""
 
 
+class GradersFailed(RuntimeError):
+    """They gave no score to too many responses of a batch. They would do so again."""
+
+
+class ServicesFailed(RuntimeError):
+    """Too many responses of a batch have no score, as what their graders need failed. Later it may be there."""
+
+
 class GradersDied(RuntimeError):
     """The process that holds the graders is gone."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rlcore.rewards.options import check_options
-from rlcore.section import NonNegative, Positive, Section
+from rlcore.section import NonNegative, Positive, Probability, Section
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Coefficient = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
@@ -103,6 +103,8 @@ class RewardConfig(Section):
     graders: tuple[WeightedGrader, ...] = ()
     timeout_seconds: Seconds = 10.0
     """Hard limit of each grader for one response; the grader process is killed at it."""
+    max_failed_share: Probability = 0.2
+    """If graders fail on more responses of a batch than this, the stage fails."""
     at_once: Positive = 16
     """Responses of this domain that a service (judge, remote) is asked about at the same time."""
     shaping: ShapingConfig | None = None
