@@ -81,7 +81,7 @@ class RewardRouter:
         asks = [task.grader in SERVICES for task in tasks]
         with ThreadPoolExecutor(1) as beside:
             asked = beside.submit(ask_services, list(compress(tasks, asks)), self._at_once)
-            graded = iter(self._pool.run([task for task in tasks if task.grader not in SERVICES]))
+            graded = iter(self._pool.run([task for task in tasks if task.grader not in SERVICES], self._at_once))
             answered = iter(asked.result())
         return [next(answered if a_service else graded) for a_service in asks]
 

@@ -106,7 +106,8 @@ class RewardConfig(Section):
     max_failed_share: Probability = 0.2
     """If graders fail on more responses of a batch than this, the stage fails."""
     at_once: Positive = 16
-    """Responses of this domain that a service (judge, remote) is asked about at the same time."""
+    """Responses of this domain that are graded at the same time, if there are as many grader processes; those that a
+    service (judge, remote) is asked about need none."""
     shaping: ShapingConfig | None = None
     """Null: that of the algorithm."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import numpy as np
 
 
@@ -23,3 +26,18 @@ def incomplete(response_text: str, ground_truth: str) -> dict[str, float]:
 
 def endless(response_text: str, ground_truth: str) -> float:
     return float("inf")
+
+
+def alone(response_text: str, ground_truth: str) -> float:
+    """1 if no other process is in here meanwhile.
+
+    Args:
+        ground_truth: a path at which there is a file while one is.
+    """
+    try:
+        os.close(os.open(ground_truth, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return 0.0
+    time.sleep(0.02)
+    os.unlink(ground_truth)
+    return 1.0
