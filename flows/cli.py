@@ -6,11 +6,14 @@ command, after its services are known.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
+import polars as pl
 import typer
 from rich.console import Console
 
@@ -219,6 +222,37 @@ def algorithms() -> None:
     from rlcore.catalogue import print_catalogue
 
     print_catalogue(console)
+
+
+@app.command()
+def rewards() -> None:
+    """The graders, with their options."""
+    from rlcore.rewards.listing import print_graders
+
+    print_graders(console)
+
+
+@app.command()
+def grade(
+    domain: Annotated[str, typer.Argument(help="A domain of the configuration; without one, a grader.")],
+    file: Annotated[Path, typer.Option(help="JSONL of {response, ground_truth}, each perhaps with an id.")],
+    config: Annotated[str | None, typer.Option(help="As for train; overrides come last.")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Grade the responses in a file as a training would: a line of JSON for each, then how it went in all."""
+    from rlcore.rewards.offline import grade_offline, read_responses, reward_config
+
+    reward, processes = reward_config(domain, config, overrides or [])
+    graded = grade_offline(domain, reward, read_responses(file), processes)
+    for row in graded.iter_rows(named=True):
+        print(json.dumps(row))
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(Counter(graded["reward_status"]).items()))
+    mean_reward = graded.select(pl.format("{}", pl.col("reward").mean().round(3)).fill_null("–")).item()
+    console_of_errors = Console(stderr=True)
+    console_of_errors.print(
+        f"{len(graded)} responses: {counts or 'none'}; mean reward {mean_reward}",
+        highlight=False,
+    )
 
 
 @app.command()

@@ -26,6 +26,7 @@ def evaluate(iteration: Iteration, synced: SyncReport | None = None) -> pl.DataF
     engines = engines_at(config, store, synced.policy_version if synced else 0)
     generations = engines.generate(greedy_requests(prompts, config.rollout))
     answers = evaluation_batch(prompts, generations)
-    responses = answers.select(pl.col("prompt_id").alias("sample_id"), "domain", "response_text", "ground_truth")
+    given = "domain", "prompt_text", "response_text", "ground_truth"
+    responses = answers.select(pl.col("prompt_id").alias("sample_id"), *given)
     grades = graders(config, store).judge(responses).select("sample_id", "reward", "reward_status")
     return answers.join(grades, left_on="prompt_id", right_on="sample_id", how="left", maintain_order="left")

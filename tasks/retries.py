@@ -27,7 +27,7 @@ from ray.exceptions import (
 from rlcore.cluster.ranks import RankFailed
 from rlcore.deadlines import StageStalled
 from rlcore.generation.interface import EngineDied
-from rlcore.rewards.interface import GradersDied
+from rlcore.rewards.interface import GradersDied, ServicesFailed
 
 PAUSES_SECONDS = [1.0, 5.0, 20.0]
 """Before each further attempt."""
@@ -36,6 +36,7 @@ TRANSIENT: tuple[type[Exception], ...] = (
     RankFailed,
     EngineDied,
     GradersDied,
+    ServicesFailed,
     RayActorError,
     NodeDiedError,
     LocalRayletDiedError,
@@ -46,7 +47,7 @@ TRANSIENT: tuple[type[Exception], ...] = (
     ConnectionError,
     StageStalled,
 )
-"""Errors that say that a process died, could not be reached, or stood still and was ended."""
+"""Errors that say that a process died, could not be reached, or stood still and was ended, or a service failed."""
 
 _attempts: tuple[UUID | None, Counter[str]] = (None, Counter())
 """The task run of this process, which makes all its attempts, with the errors that ended those so far."""

@@ -186,7 +186,7 @@ class GradersHandle:
     resident: ResidentHandle
 
     def grade(self, responses: pl.DataFrame) -> pl.DataFrame:
-        """A RewardBatch for rows with sample_id, domain, response_text and ground_truth."""
+        """A RewardBatch for rows with sample_id, domain, prompt_text, response_text and ground_truth."""
         return self._call("grade", responses)
 
     def judge(self, responses: pl.DataFrame) -> pl.DataFrame:

@@ -104,6 +104,7 @@ class RemoteGraders:
         response = {
             "sample_id": generation.request_id,
             "domain": prompt.domain,
+            "prompt_text": prompt.text,
             "response_text": generation.text,
             "ground_truth": prompt.ground_truth,
         }

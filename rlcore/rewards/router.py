@@ -1,13 +1,18 @@
-"""Responses to rewards: each response goes to the graders of its domain, in other processes."""
+"""Responses to rewards: each response goes to the graders of its domain, in other processes or behind a URL."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import compress
 
 import polars as pl
 
 from rlcore.batches import COMPONENT, RewardBatch, validate
-from rlcore.rewards.interface import Task
+from rlcore.rewards.interface import Outcome, Task
+from rlcore.rewards.options import SERVICES
+from rlcore.rewards.services import ask_services
 from rlcore.rewards.workers import WorkerPool
 from rlcore.shaping.combine import combine_graders
 from rlcore.shaping.settings import RewardConfig
@@ -21,13 +26,15 @@ class RewardRouter:
 
     def __init__(self, rewards: Mapping[str, RewardConfig], processes: int) -> None:
         self._graders = _graders_of(rewards)
-        self._pool = WorkerPool(set(self._graders["grader"]), processes)
+        self._at_once = {domain: reward.at_once for domain, reward in rewards.items()}
+        local = set(self._graders["grader"]) - SERVICES
+        self._pool = WorkerPool(local, processes if local else 0)
 
     def grade(self, responses: pl.DataFrame) -> pl.DataFrame:
         """A RewardBatch, its rows in the order of the responses.
 
         Args:
-            responses: columns sample_id, domain, response_text, ground_truth (all strings).
+            responses: columns sample_id, domain, prompt_text, response_text, ground_truth (all strings).
 
         Raises:
             ValueError: a domain has no grader.
@@ -47,9 +54,10 @@ class RewardRouter:
                 f"no grader for domain {', '.join(map(repr, unknown))}; rewards has {', '.join(sorted(known))}"
             )
         gradings = responses.join(graders, on="domain", how="left", maintain_order="left_right")
-        ground_truth = pl.coalesce("common_ground_truth", "ground_truth")
-        tasks = gradings.select("grader", "response_text", ground_truth, "timeout_seconds")
-        outcomes = self._pool.run([Task(*row) for row in tasks.iter_rows()])
+        ground_truth = pl.coalesce("common_ground_truth", "ground_truth").alias("ground_truth")
+        rows = gradings.with_columns(ground_truth).select(Task._fields).iter_rows(named=True)
+        tasks = [Task(**row | {"options": json.loads(row["options"])}) for row in rows]
+        outcomes = self._outcomes(tasks)
         verdicts = pl.DataFrame(
             {
                 **gradings.select("sample_id", "grader", "weight").to_dict(),
@@ -68,6 +76,15 @@ class RewardRouter:
         )
         return validate(combine_graders(verdicts), RewardBatch)
 
+    def _outcomes(self, tasks: Sequence[Task]) -> list[Outcome]:
+        """One per task, in their order. Services are asked while the grader processes work."""
+        asks = [task.grader in SERVICES for task in tasks]
+        with ThreadPoolExecutor(1) as beside:
+            asked = beside.submit(ask_services, list(compress(tasks, asks)), self._at_once)
+            graded = iter(self._pool.run([task for task in tasks if task.grader not in SERVICES], self._at_once))
+            answered = iter(asked.result())
+        return [next(answered if a_service else graded) for a_service in asks]
+
     def close(self) -> None:
         """End the grader processes. Another `grade` starts others."""
         self._pool.close()
@@ -76,7 +93,14 @@ class RewardRouter:
 def _graders_of(rewards: Mapping[str, RewardConfig]) -> pl.DataFrame:
     """One row per domain and grader, in the order of the configuration."""
     rows = [
-        (domain, weighted.grader, weighted.weight, weighted.ground_truth, reward.timeout_seconds)
+        (
+            domain,
+            weighted.grader,
+            weighted.weight,
+            weighted.ground_truth,
+            reward.timeout_seconds,
+            json.dumps(weighted.options),
+        )
         for domain, reward in rewards.items()
         for weighted in reward.weighted_graders
     ]
@@ -86,5 +110,6 @@ def _graders_of(rewards: Mapping[str, RewardConfig]) -> pl.DataFrame:
         "weight": pl.Float64,
         "common_ground_truth": pl.String,
         "timeout_seconds": pl.Float64,
+        "options": pl.String,
     }
     return pl.DataFrame(rows, schema=schema, orient="row")

@@ -39,11 +39,11 @@ def serve(connection: Connection, graders: list[str]) -> None:
             connection.send(outcome)
 
 
-def run(grade: Callable[[str, str], Score], task: Task) -> Outcome:
+def run(grade: Callable[..., Score], task: Task) -> Outcome:
     """The task's outcome; an exception of the grader is one, too."""
     start = time.perf_counter()
     try:
-        score = grade(task.response_text, task.ground_truth)
+        score = grade(task.response_text, task.ground_truth, **task.options)
     except Exception as error:
         detail = f"{type(error).__name__}: {error}"[:DETAIL_CHARACTERS]
         return Outcome("grader_error", None, {}, detail, time.perf_counter() - start)

@@ -9,8 +9,8 @@ import os
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 
@@ -56,15 +56,32 @@ class Worker:
 class Batch:
     """The tasks of one call, and what became of them so far."""
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, tasks: Sequence[Task], at_once: Mapping[str, int]) -> None:
+        """
+        Args:
+            at_once: by domain, how many workers it may have.
+        """
         self.tasks = tasks
-        self.waiting = deque(range(len(tasks)))
+        self.at_once = at_once
+        self.waiting: dict[str, deque[int]] = {}
+        for index, task in enumerate(tasks):
+            self.waiting.setdefault(task.domain, deque()).append(index)
         self.retried: set[int] = set()
         self.outcomes: dict[int, Outcome] = {}
 
-    def send(self, worker: Worker) -> None:
-        """Give the next waiting tasks to an idle worker."""
-        worker.tasks.extend(self.waiting.popleft() for _ in range(min(TASKS_PER_MESSAGE, len(self.waiting))))
+    def next_domain(self, busy: Mapping[str, int]) -> str | None:
+        """Of those that may have another worker, the one with the fewest.
+
+        Args:
+            busy: by domain, how many it has; of those that have any.
+        """
+        open_ = [name for name, left in self.waiting.items() if left and busy.get(name, 0) < self.at_once[name]]
+        return min(open_, key=lambda name: busy.get(name, 0), default=None)
+
+    def send(self, worker: Worker, domain: str) -> None:
+        """Give the domain's next waiting tasks to an idle worker."""
+        waiting = self.waiting[domain]
+        worker.tasks.extend(waiting.popleft() for _ in range(min(TASKS_PER_MESSAGE, len(waiting))))
         self._start_clock(worker)
         # A worker that has just died is found by the end of its connection, where every dead one is.
         with contextlib.suppress(ConnectionError):
@@ -79,7 +96,7 @@ class Batch:
         index = worker.tasks.popleft()
         limit = self.tasks[index].timeout_seconds
         self.outcomes[index] = Outcome("timeout", None, {}, f"the grader was killed after {limit:g} s", limit)
-        self.waiting.extendleft(reversed(worker.tasks))
+        self._wait_again(worker)
 
     def died(self, worker: Worker, exit_code: int) -> None:
         """The task that the worker was at is tried once more; those behind it wait again."""
@@ -90,7 +107,15 @@ class Batch:
             detail = f"the grader process died twice, with exit code {exit_code} the second time"
             self.outcomes[index] = Outcome("infra_error", None, {}, detail, 0.0)
         self.retried.add(index)
-        self.waiting.extendleft(reversed(worker.tasks))
+        self._wait_again(worker)
+
+    def domain_of(self, worker: Worker) -> str | None:
+        """That of the tasks that it has."""
+        return self.tasks[worker.tasks[0]].domain if worker.tasks else None
+
+    def _wait_again(self, worker: Worker) -> None:
+        for index in reversed(worker.tasks):
+            self.waiting[self.tasks[index].domain].appendleft(index)
 
     def _start_clock(self, worker: Worker) -> None:
         limit = self.tasks[worker.tasks[0]].timeout_seconds if worker.tasks else math.inf
@@ -114,17 +139,20 @@ class WorkerPool:
         self._workers = []
         self._failed_starts = 0
 
-    def run(self, tasks: Sequence[Task]) -> list[Outcome]:
+    def run(self, tasks: Sequence[Task], at_once: Mapping[str, int]) -> list[Outcome]:
         """One outcome per task, in the order of the tasks.
 
         A task at its time limit is killed with its process and has the status `timeout`. A task whose
         process died otherwise is tried once more, then it is an `infra_error`. Tasks that were waiting
         in the same process go to another one.
 
+        Args:
+            at_once: by domain, how many processes it may have at the same time.
+
         Raises:
             WorkerError: processes end before they are ready. Another run starts others.
         """
-        batch = Batch(tasks)
+        batch = Batch(tasks, at_once)
         try:
             self._start()
             with counting("gradings", len(tasks)) as done:
@@ -144,9 +172,10 @@ class WorkerPool:
 
     def _hand_out(self, batch: Batch) -> None:
         for slot, worker in enumerate(self._workers):
-            if worker.ready and not worker.tasks and batch.waiting:
+            busy = Counter(filter(None, map(batch.domain_of, self._workers)))
+            if worker.ready and not worker.tasks and (domain := batch.next_domain(busy)):
                 if worker.process.poll() is None:
-                    batch.send(worker)
+                    batch.send(worker, domain)
                 else:
                     self._replace(slot)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlcore.section import NonNegative, Positive, Section
+from rlcore.rewards.options import check_options
+from rlcore.section import NonNegative, Positive, Probability, Section
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Coefficient = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0.0)]
-Grader = Literal["math", "reasoning_gym", "format"]
+Grader = Literal[
+    "countdown", "format", "function", "ifeval", "judge", "math", "multiple_choice", "reasoning_gym", "remote"
+]
 Scope = Literal["group", "batch", "running", "none"]
 
 
@@ -79,6 +82,13 @@ class WeightedGrader(Section):
     """The domain's reward is the sum of weight times reward. 0: graded and recorded, but not rewarded."""
     ground_truth: str | None = None
     """One ground truth for all of the domain, in place of the prompts' own: rules of form that always hold, say."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """What can be set about this grader (rlcore/rewards/options.py; `rlvr rewards` lists it)."""
+
+    @model_validator(mode="after")
+    def _options_are_the_graders(self) -> WeightedGrader:
+        check_options(self.grader, self.options)
+        return self
 
 
 class RewardConfig(Section):
@@ -88,9 +98,16 @@ class RewardConfig(Section):
     """
 
     grader: Grader | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Of `grader`."""
     graders: tuple[WeightedGrader, ...] = ()
     timeout_seconds: Seconds = 10.0
     """Hard limit of each grader for one response; the grader process is killed at it."""
+    max_failed_share: Probability = 0.2
+    """If graders fail on more responses of a batch than this, the stage fails."""
+    at_once: Positive = 16
+    """Responses of this domain that are graded at the same time, if there are as many grader processes; those that a
+    service (judge, remote) is asked about need none."""
     shaping: ShapingConfig | None = None
     """Null: that of the algorithm."""
 
@@ -98,6 +115,10 @@ class RewardConfig(Section):
     def _one_way_to_grade(self) -> RewardConfig:
         if (self.grader is None) == (not self.graders):
             raise ValueError("needs either grader, or graders: a list of {grader, weight}; not both")
+        if self.grader is not None:
+            check_options(self.grader, self.options)
+        if self.options and self.grader is None:
+            raise ValueError("options belong to grader; with graders, each has its own")
         names = [weighted.grader for weighted in self.graders]
         if len(set(names)) < len(names):
             raise ValueError(f"graders: each grader once, but got {', '.join(names)}")
@@ -105,7 +126,7 @@ class RewardConfig(Section):
 
     @property
     def weighted_graders(self) -> tuple[WeightedGrader, ...]:
-        return self.graders if self.grader is None else (WeightedGrader(grader=self.grader),)
+        return self.graders if self.grader is None else (WeightedGrader(grader=self.grader, options=self.options),)
 
 
 class Band(Section):

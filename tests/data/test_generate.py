@@ -9,12 +9,14 @@ import pytest
 from transformers import AutoTokenizer
 
 from rlcore.data.datasets import load_prompts, tokenize_prompts
-from rlcore.data.generate import write_all
+from rlcore.data.generate.__main__ import write_all
+from rlcore.data.generate.countdown import reachable
 from rlcore.pretrained import smollm2_directory
-from rlcore.rewards import format, math, reasoning_gym
+from rlcore.rewards import countdown, format, ifeval, math, multiple_choice, reasoning_gym
+from rlcore.rewards.ifeval_checks import CHECKS
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "data"
-NAMES = ("arithmetic", "format", "reasoning_gym")
+NAMES = ("arithmetic", "countdown", "format", "ifeval", "multiple_choice", "reasoning_gym")
 
 
 def load(name: str, part: str) -> pl.DataFrame:
@@ -84,12 +86,46 @@ def test_graders_read_every_shipped_ground_truth(part: str) -> None:
         assert reasoning_gym.grade(json.loads(truth)["answer"], truth).reward == 1
     for truth in load("format", part)["ground_truth"]:
         assert format.grade("", truth).reward == 0
+    for truth in load("multiple_choice", part)["ground_truth"]:
+        assert multiple_choice.grade(rf"It is \boxed{{{truth}}}.", truth).reward == 1
+    for truth in load("ifeval", part)["ground_truth"]:
+        assert ifeval.grade("", truth).reward == 0
+    for truth in load("countdown", part)["ground_truth"]:
+        assert countdown.grade("<answer>0</answer>", truth).components["answered"] == 1
+
+
+@pytest.mark.parametrize("part", ["train", "held_out"])
+def test_every_countdown_has_a_solution(part: str) -> None:
+    for truth in map(json.loads, load("countdown", part)["ground_truth"]):
+        assert truth["target"] in reachable(tuple(truth["numbers"]))
+
+
+def test_no_countdown_numbers_are_both_trained_on_and_held_out() -> None:
+    def problems(part: str) -> set[tuple[int, ...]]:
+        return {tuple(sorted(json.loads(truth)["numbers"])) for truth in load("countdown", part)["ground_truth"]}
+
+    assert len(problems("train")) == 320
+    assert not problems("train") & problems("held_out")
+
+
+@pytest.mark.parametrize("part", ["train", "held_out"])
+def test_every_instruction_of_ifeval_occurs_equally_often(part: str) -> None:
+    tags = Counter(load("ifeval", part)["tag"])
+    assert tags.keys() == CHECKS.keys()
+    assert max(tags.values()) - min(tags.values()) <= 1
+
+
+def test_no_question_of_the_choices_is_both_trained_on_and_held_out() -> None:
+    def asked(part: str) -> set[str]:
+        return {question.split("\n")[0] for question in questions(load("multiple_choice", part))}
+
+    assert not asked("train") & asked("held_out")
 
 
 def test_shipped_prompts_fit_into_128_tokens() -> None:
     tokenizer = AutoTokenizer.from_pretrained(smollm2_directory())
     paths = [str(path) for path in sorted(SHIPPED.glob("*.jsonl"))]
-    assert len(paths) == 6
+    assert len(paths) == 2 * len(NAMES)
     assert tokenize_prompts(load_prompts(paths, set(NAMES)), tokenizer, prompt_length=128)[1] == []
 
 

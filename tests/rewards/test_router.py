@@ -39,7 +39,8 @@ def router() -> Iterator[RewardRouter]:
 def responses(*rows: tuple[str, str, str]) -> pl.DataFrame:
     """A frame from (domain, response_text, ground_truth)."""
     schema = ["domain", "response_text", "ground_truth"]
-    return pl.DataFrame(rows, schema=schema, orient="row").with_row_index("sample_id").cast(pl.String)
+    frame = pl.DataFrame(rows, schema=schema, orient="row").with_row_index("sample_id")
+    return frame.with_columns(prompt_text=pl.lit("?")).cast(pl.String)
 
 
 def grader_processes() -> set[psutil.Process]:
@@ -260,7 +261,7 @@ import psutil
 from rlcore.shaping.settings import RewardConfig
 from rlcore.rewards.router import RewardRouter
 router = RewardRouter({"a": RewardConfig(grader="math", timeout_seconds=3)}, processes=2)
-row = {"sample_id": ["0"], "domain": ["a"], "response_text": ["5"], "ground_truth": ["5"]}
+row = {"sample_id": ["0"], "domain": ["a"], "prompt_text": ["?"], "response_text": ["5"], "ground_truth": ["5"]}
 router.grade(pl.DataFrame(row))
 print(*[child.pid for child in psutil.Process().children()], flush=True)
 router.grade(pl.DataFrame({**row, "response_text": ["9**9**9**9"], "ground_truth": ["1/2"]}))
@@ -275,3 +276,15 @@ router.grade(pl.DataFrame({**row, "response_text": ["9**9**9**9"], "ground_truth
     parent.wait()
     _, alive = psutil.wait_procs(workers, timeout=20)
     assert not alive
+
+
+@pytest.mark.parametrize(("at_once", "are_alone"), [(1, True), (2, False)])
+def test_a_domain_has_so_many_processes_at_once_and_no_more(tmp_path: Path, at_once: int, are_alone: bool) -> None:
+    own = {"grader": "function", "options": {"path": "tests.rewards.own_rewards:alone"}, "at_once": at_once}
+    rewards = {"own": RewardConfig.model_validate(own), "format": RewardConfig(grader="format")}
+    form = '{"rules": [{"kind": "lowercase"}]}'
+    rows = [("own", "", str(tmp_path / "taken"))] * 64 + [("format", "small", form)] * 64
+    with closing(RewardRouter(rewards, processes=2)) as router:
+        graded = router.grade(responses(*rows))
+    assert graded["reward"].to_list()[64:] == [1.0] * 64
+    assert (graded["reward"].to_list()[:64] == [1.0] * 64) is are_alone

@@ -184,7 +184,13 @@ def test_graders_are_those_of_the_settings_also_where_others_are_still_warm(
 def grade_by_turns(store: RunStore) -> tuple[list[float], int]:
     """The reward of one response by two graders, one after the other; how many actors there are then."""
     truth = '{"rules": [{"kind": "lowercase"}]}'
-    row = {"sample_id": "a", "domain": "arithmetic", "response_text": "lower", "ground_truth": truth}
+    row = {
+        "sample_id": "a",
+        "domain": "arithmetic",
+        "prompt_text": "?",
+        "response_text": "lower",
+        "ground_truth": truth,
+    }
     try:
         found = []
         for grader in ("math", "format"):

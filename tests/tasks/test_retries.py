@@ -20,7 +20,7 @@ from rlcore.compose import compose
 from rlcore.config_errors import ConfigError
 from rlcore.generation.interface import EngineDied, EngineUnfit
 from rlcore.iteration import Iteration
-from rlcore.rewards.interface import GradersDied
+from rlcore.rewards.interface import GradersDied, GradersFailed, ServicesFailed
 from rlcore.store import RunStore, StoreError
 from rlcore.sync_check import SyncFailed
 from rlcore.trainer.checkpoint import CheckpointDamaged
@@ -75,6 +75,7 @@ def constructor_failed() -> ActorDiedError:
     [
         EngineDied("died"),
         GradersDied("died"),
+        ServicesFailed("overloaded"),
         RankFailed("died"),
         ActorDiedError(),
         WorkerCrashedError(),
@@ -93,6 +94,7 @@ def test_a_dead_process_is_worth_another_attempt(error: Exception) -> None:
         CheckpointDamaged("a flipped bit"),
         ConfigError("unknown key"),
         EngineUnfit("no memory for the cache"),
+        GradersFailed("too many"),
         NoRoom("no GPU"),
         StoreError("damaged"),
         SyncFailed("too far apart"),

@@ -1,0 +1,1 @@
+"""The datasets that ship in configs/data, each by a module of its own."""
