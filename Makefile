@@ -27,7 +27,7 @@ test: model lint ## Lint, the fast tests, then the tests of the real engines
 	@$(BIN)/pytest -q -n 2 --ignore=tests/stack
 	@$(BIN)/pytest -q --timeout=600 tests/stack
 
-chaos: model ## Kill every kind of process in every stage and retry: the whole kill matrix (half an hour or more)
+chaos: model ## Kill every kind of process in every stage and retry: the whole kill matrix (35 minutes)
 	@$(BIN)/python -m tests.stack.chaos.matrix
 
 setup: ## Check this machine and install the locked packages into .venv
