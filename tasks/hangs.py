@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import ray
 
+from rlcore.cluster.node import NodeGone, node_is_gone
 from rlcore.cluster.stacks import end_with_stacks
 from rlcore.deadlines import StageStalled, within
 from rlcore.iteration import Iteration
@@ -32,6 +33,7 @@ async def moving(iteration: Iteration, result: ray.ObjectRef) -> None:
     """In the flow: until a stage is done, as long as the stages move.
 
     Raises:
+        NodeGone: the cluster that the stages are on is gone.
         StageStalled: no process of a stage has moved for so long that those it waits for cannot be the reason. Stacks
             of those at work are in the run's directory, and they were ended.
     """
@@ -40,6 +42,10 @@ async def moving(iteration: Iteration, result: ray.ObjectRef) -> None:
     waiting = asyncio.ensure_future(_answer(result))
     try:
         while not (await asyncio.wait({waiting}, timeout=LOOK_SECONDS))[0]:
+            if node_is_gone():
+                raise NodeGone(
+                    "the Ray node of this flow run is gone, and with it the stages that were submitted to it"
+                )
             sight.look()
             if sight.silent_seconds >= silent:
                 at_work = {name: progress for name, progress in sight.last.items() if progress and progress.steps}

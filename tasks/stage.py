@@ -158,6 +158,7 @@ async def await_stages(iteration: Iteration, *futures: PrefectRayFuture[Any] | N
     Waiting does not block the event loop, so an interrupt is heard at once.
 
     Raises:
+        NodeGone: the Ray cluster that they are on is gone.
         StageStalled: the process of a stage hangs.
         Exception: what a stage failed with.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import time
@@ -11,9 +12,12 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
+from ray.exceptions import RayError
 
+from rlcore.cluster.node import NodeGone
 from rlcore.cluster.residents import QUIET_THREADS, Resident, actor_names, get_or_create
 from rlcore.cluster.waiting import Call, Supervision, engine_time, results_of
 from rlcore.compose import compose
@@ -22,7 +26,7 @@ from rlcore.iteration import Iteration
 from rlcore.progress import WRITE_SECONDS, counting
 from rlcore.store import RunStore
 from tasks import hangs
-from tests.ray_process import ray_process
+from tests.ray_process import ray_process, start_ray
 
 RUN_ID = "waiting"
 STALL_SECONDS = 1.5
@@ -135,3 +139,44 @@ def test_a_stage_whose_own_process_stands_still_is_ended_by_the_flow(
         process.submit(run_stages, iteration).result()
     [file] = tmp_path.glob("stacks/*-stage-sample.txt")
     assert "stage_of (" in file.read_text()
+
+
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def wait_while_the_raylet_is_killed(iteration: Iteration) -> None:
+    """As if the head had died, and another one come up in its place."""
+    result = ray.remote(sleep).options(num_cpus=0, max_retries=0).remote(60.0)
+    socket_name = ray._private.worker._global_node.raylet_socket_name
+    [raylet] = [
+        each
+        for each in psutil.process_iter(["cmdline"])
+        if f"--raylet_socket_name={socket_name}" in (each.info["cmdline"] or ())
+    ]
+
+    async def wait() -> None:
+        waiting = asyncio.create_task(hangs.moving(iteration, result))
+        await asyncio.sleep(2.5 * hangs.LOOK_SECONDS)
+        assert not waiting.done()
+        raylet.kill()
+        started = time.monotonic()
+        with pytest.raises((NodeGone, RayError)):
+            await waiting
+        assert time.monotonic() - started < 10.0
+
+    asyncio.run(wait())
+    os._exit(0)
+
+
+def test_a_flow_whose_ray_node_is_gone_does_not_wait_for_its_stages(tmp_path: Path) -> None:
+    iteration = Iteration(compose("arithmetic", []), RunStore(str(tmp_path)), 3)
+    process = multiprocessing.get_context("spawn").Process(target=in_a_cluster_of_its_own, args=(iteration,))
+    process.start()
+    process.join(90)
+    assert process.exitcode == 0
+
+
+def in_a_cluster_of_its_own(iteration: Iteration) -> None:
+    start_ray()
+    wait_while_the_raylet_is_killed(iteration)
