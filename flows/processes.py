@@ -29,6 +29,10 @@ class ServiceError(RuntimeError):
     """A service did not start, or what it needs is taken."""
 
 
+class ServiceHangs(ServiceError):
+    """A service is there and does not answer."""
+
+
 class ServiceDied(ServiceError):
     """A service ended while it was needed."""
 

@@ -26,6 +26,7 @@ from flows.processes import (
     Service,
     ServiceDied,
     ServiceError,
+    ServiceHangs,
     await_ready,
     dead_of,
     end,
@@ -42,6 +43,8 @@ STAGE_WORKERS = 4
 """Processes for stages that stay when they have nothing to do. So many stages of an iteration run together at most."""
 HEARTBEAT_SECONDS = 30
 """Between two signs of life of a flow run; Prefect takes no fewer."""
+DEPLOY_SECONDS = 60.0
+"""For each of the commands that tell the server about the flows: they take a few."""
 
 
 class Services(BaseModel):
@@ -237,7 +240,15 @@ def revive(services: Services) -> None:
     await_server(services)
     await_ray(services)
     if WORKER not in alive:
-        deploy(services)
+        try:
+            deploy(services)
+        except ServiceHangs:
+            # Prefect 3.7.7 on SQLite: an automation that is made in the moment in which the server looks through them
+            # stops its event loop for good. It is in the database by then.
+            server = services.named(SERVER)
+            assert server is not None
+            restart(services, server)
+            deploy(services)
         start_worker(services)
 
 
@@ -285,6 +296,7 @@ def deploy(services: Services) -> None:
     """Make the work pool, then the deployments of prefect.yaml in the working directory, and the automation.
 
     Raises:
+        ServiceHangs: the server does not answer.
         ServiceError: with what Prefect said.
     """
     prefect = ["prefect", "--no-prompt"]
@@ -294,7 +306,16 @@ def deploy(services: Services) -> None:
         [*prefect, "deploy", "--all"],
         ["flows.automations"],
     ):
-        done = subprocess.run([sys.executable, "-m", *command], env=environment, capture_output=True, text=True)
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", *command],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=DEPLOY_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise ServiceHangs(f"`{' '.join(command)}` was not done after {DEPLOY_SECONDS:.0f} s") from None
         if done.returncode != 0:
             raise ServiceError(f"`{' '.join(command)}` failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")
 

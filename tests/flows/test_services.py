@@ -6,14 +6,16 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from flows import processes, services
-from flows.processes import Service, ServiceError, await_ready, start_process
-from flows.services import Services
+from flows.processes import Service, ServiceError, ServiceHangs, await_ready, start_process
+from flows.services import RAY, SERVER, WORKER, Services
 from rlcore import machine
 
 
@@ -114,3 +116,39 @@ def test_a_service_is_found_alive_and_ended_whatever_the_clock_was_set_to(
     assert service.process() is not None
     assert services.stop(recording(service)) == ["test"]
     process.wait(timeout=5)
+
+
+@pytest.mark.parametrize("hangs", [1, 2])
+def test_a_server_that_hangs_while_it_is_told_of_the_flows_is_started_again_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hangs: int
+) -> None:
+    """As Prefect's does now and then on SQLite. The processes that stand for the services sleep."""
+    monkeypatch.setattr(services, "DEPLOY_SECONDS", 0.5)
+    monkeypatch.setattr(services, "await_server", lambda _: None)
+    monkeypatch.setattr(services, "await_ray", lambda _: None)
+    up = services.Services(prefect_port=1, ray_port=2, ray_token="", home=str(tmp_path))
+
+    def start(name: str) -> Callable[[Services], None]:
+        return lambda up: up.keep(start_process(name, ["sleep", "60"], {}, tmp_path / f"{name}.log"))
+
+    for function, name in {"start_server": SERVER, "start_ray": RAY, "start_worker": WORKER}.items():
+        monkeypatch.setattr(services, function, start(name))
+    told: list[str] = []
+    run = subprocess.run
+
+    def tell(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        told.append(command[-1])
+        answers = command[-1] != "flows.automations" or told.count("flows.automations") > hangs
+        return run(["sleep", "0" if answers else "60"], **options)
+
+    monkeypatch.setattr(subprocess, "run", tell)
+    try:
+        if hangs == 1:
+            services.revive(up)
+            assert [service.name for service in up.processes] == [SERVER, RAY, WORKER]
+        else:
+            with pytest.raises(ServiceHangs, match=r"flows\.automations` was not done after 0 s"):
+                services.revive(up)
+        assert told.count("flows.automations") == 2
+    finally:
+        services.stop(up)
