@@ -33,7 +33,7 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str, str]] = [
     (RewardConfig, {}, "", "needs either grader, or graders"),
     (RewardConfig, {"grader": "math", "graders": [{"grader": "format"}]}, "", "needs either grader, or graders"),
     (RewardConfig, {"graders": [{"grader": "math"}, {"grader": "math"}]}, "", "each grader once, but got math, math"),
-    (RewardConfig, {"graders": [{"grader": "taste"}]}, "graders.0.grader", "'math', 'reasoning_gym' or 'format'"),
+    (RewardConfig, {"graders": [{"grader": "taste"}]}, "graders.0.grader", "'reasoning_gym' or 'remote'"),
     (RewardConfig, {"graders": [{"grader": "math", "weight": "inf"}]}, "graders.0.weight", "finite number"),
 ]
 
