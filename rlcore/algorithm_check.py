@@ -1,6 +1,13 @@
-"""Whether the algorithms that a configuration names exist, take the options it gives them, and have what they need."""
+"""Whether the algorithms that a configuration names exist, take the options it gives them, and have what they need.
+
+As a program: a pickled AlgorithmConfig on stdin, the problems as JSON on stdout.
+"""
 
 from __future__ import annotations
+
+import json
+import pickle
+import sys
 
 import torch
 
@@ -82,3 +89,7 @@ def _estimator_problems(config: AlgorithmConfig) -> list[Problem]:
     except (TypeError, ValueError) as error:
         return [("adv_estimator_options", str(error))]
     return []
+
+
+if __name__ == "__main__":
+    print(json.dumps(problems(pickle.load(sys.stdin.buffer))))

@@ -7,7 +7,11 @@ and of the model are taken from the working directory, or from the repository wh
 
 from __future__ import annotations
 
+import json
+import pickle
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -253,15 +257,26 @@ def _validate(values: Any, name: str, origin: Origin) -> Config:
 
 
 def _check_algorithms(config: Config, name: str, origin: Origin) -> None:
-    # Here, because it reads the algorithms themselves, and those need torch.
-    from rlcore.algorithm_check import problems
-
     lines = []
-    for key, problem in problems(config.algorithm):
+    for key, problem in _algorithm_problems(config.algorithm):
         where = origin(("algorithm", *key.split(".")))
         lines.append(f"  algorithm.{key}{f' ({where})' if where else ''}: {problem}")
     if lines:
         raise ConfigError("\n".join([f"{name}:", *lines]))
+
+
+def _algorithm_problems(algorithm: AlgorithmConfig) -> list[tuple[str, str]]:
+    """As `rlcore.algorithm_check.problems`, which reads the algorithms themselves and so takes torch.
+
+    A process that has no torch asks another one: a training would hold its 170 MB to the end.
+    """
+    if "torch" in sys.modules:
+        from rlcore.algorithm_check import problems
+
+        return problems(algorithm)
+    command = [sys.executable, "-m", "rlcore.algorithm_check"]
+    answer = subprocess.run(command, input=pickle.dumps(algorithm), stdout=subprocess.PIPE, check=True).stdout
+    return [(key, problem) for key, problem in json.loads(answer)]
 
 
 def _with_absolute_paths(config: Config) -> Config:

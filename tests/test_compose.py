@@ -232,3 +232,20 @@ def test_configuration_is_read_without_the_engines(module: str) -> None:
     program = f"import sys, {module}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert not heavy & set(loaded.stdout.split())
+
+
+def test_a_process_that_composes_keeps_no_torch_and_knows_the_algorithms_all_the_same() -> None:
+    program = (
+        "import sys\n"
+        "from rlcore.compose import compose\n"
+        "from rlcore.config_errors import ConfigError\n"
+        "compose('arithmetic')\n"
+        "try:\n"
+        "    compose('arithmetic', ['algorithm.policy_loss=ppoo'])\n"
+        "except ConfigError as error:\n"
+        "    print(error)\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert "no policy loss 'ppoo'; did you mean 'ppo'?" in done.stdout
+    assert done.stdout.endswith("False\n")
