@@ -1,6 +1,6 @@
 """TRL's GRPOTrainer and `rlvr train` on the same machine: seconds a step, and seconds to a held-out accuracy.
 
-    python benchmarks/against_trl.py [--quick]
+    python -m benchmarks.against_trl [--quick]
 
 Both train SmolLM2 on the arithmetic mix: the same prompts in the same order, 16 a step with 8 responses of at most 32
 tokens each, one optimizer step on all of them, the clipped loss averaged over the tokens, no KL, learning rate, clip
@@ -19,27 +19,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
-import sys
 import tempfile
 import venv
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.trainings import Training, train
 from rlcore.cluster.residents import STEADY_MEMORY, WAKEFUL_THREADS
 from rlcore.compose import REPOSITORY, compose
 from rlcore.config import Config
 from rlcore.data.datasets import load_prompts
 from rlcore.data.prompts import training_sampler
 from rlcore.pretrained import cache_directory
-from rlcore.store import RunStore
-from rlcore.tracking.history import read_metrics
 
 TRL_VERSION = "1.16.0"
 SHARED_PACKAGES = ("torch", "transformers", "math-verify", "sympy", "antlr4-python3-runtime")
@@ -50,26 +46,6 @@ TARGET_ACCURACY = 0.70
 AIM = 5.0
 ROWS_AT_ONCE = 16
 """TRL's responses in one forward and backward pass; 32 take as long on two cores, 64 longer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Training:
-    """One side's training, as far as it went."""
-
-    seconds: list[float]
-    """Of each step, evaluations left out."""
-    accuracies: dict[int, float]
-    """By the step after which it was measured."""
-
-    @property
-    def step_seconds(self) -> float:
-        """The median, without the first step, in which things start."""
-        return statistics.median(self.seconds[1:])
-
-    def seconds_to(self, accuracy: float) -> float | None:
-        """Training time until an evaluation reached it; None if none did."""
-        steps = [step for step, reached in sorted(self.accuracies.items()) if reached >= accuracy]
-        return sum(self.seconds[: steps[0]]) if steps else None
 
 
 def main() -> None:
@@ -84,7 +60,7 @@ def main() -> None:
     python = trl_environment()
     # One after the other, so that each has the machine to itself.
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(2 if arguments.quick else 1) as executor:
-        ours = executor.submit(train_here, settings, scratch)
+        ours = executor.submit(train, "arithmetic", "rlvr", Path(scratch), ["save_steps=0", *settings])
         theirs = executor.submit(train_with_trl, python, compose("arithmetic", settings), Path(scratch))
     report({f"TRL {TRL_VERSION}": theirs.result(), "rlvr": ours.result()})
 
@@ -103,23 +79,6 @@ def trl_environment() -> Path:
         subprocess.run([*pip, "--extra-index-url", PYTORCH_CPU_INDEX, *wanted], check=True)
     stamp.write_text("\n".join(wanted))
     return python
-
-
-def train_here(settings: list[str], scratch: str) -> Training:
-    """`rlvr train`, read from the run's ledger and metrics."""
-    settings = [f"runs_dir={scratch}", "run=rlvr", "save_steps=0", "tracking.wandb=off", *settings]
-    subprocess.run([Path(sys.executable).parent / "rlvr", "train", "arithmetic", *settings], check=True)
-    store = RunStore(f"{scratch}/rlvr")
-    seconds, ledger = [], store.ledger()
-    for iteration in range(1, max(entry.iteration for entry in ledger) + 1):
-        before = [entry.finished_at for entry in ledger if entry.iteration == iteration - 1]
-        during = [entry for entry in ledger if entry.iteration == iteration]
-        start = max(before, default=min(entry.started_at for entry in during))
-        seconds.append(next(entry.finished_at for entry in during if entry.stage == "sync") - start)
-    measured = {
-        int(row["iteration"]): row["eval/accuracy"] for row in read_metrics(store.directory) if "eval/accuracy" in row
-    }
-    return Training(seconds, measured)
 
 
 def train_with_trl(python: Path, config: Config, scratch: Path) -> Training:
