@@ -68,7 +68,7 @@ def old_share(run: Path) -> float:
     """Of the responses that were trained on, those that an earlier version began."""
     return statistics.fmean(
         1 - each.get("rollout/staleness/0", 0.0)
-        for each in read_metrics(RunStore(run).directory)
+        for each in read_metrics(RunStore(str(run)).directory)
         if "rollout/staleness_mean" in each
     )
 

@@ -42,7 +42,7 @@ def train(preset: str, run: str, runs: Path, settings: Sequence[str]) -> Trainin
     rlvr = Path(sys.executable).parent / "rlvr"
     settings = [f"runs_dir={runs}", f"run={run}", "tracking.wandb=off", *settings]
     subprocess.run([rlvr, "train", preset, *settings], check=True)
-    store = RunStore(runs / run)
+    store = RunStore(str(runs / run))
     seconds, ledger = [], store.ledger()
     for iteration in range(1, max(entry.iteration for entry in ledger) + 1):
         before = [entry.finished_at for entry in ledger if entry.iteration == iteration - 1]
