@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from rlcore.data.settings import DataConfig
 from rlcore.deadlines import Deadlines
 from rlcore.section import NonNegative, Positive, Probability, Section
 from rlcore.shaping.settings import MaskConfig, RewardConfig, ShapingConfig, keeps_state
@@ -27,25 +28,6 @@ class ModelConfig(Section):
     """A Hugging Face model directory: config.json, safetensors, tokenizer with chat template."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Compute precision of engine and trainer. The optimizer's weights are always float32."""
-
-
-class DataConfig(Section):
-    """Prompt datasets: JSONL files whose rows name their domain."""
-
-    train: Annotated[list[str], Field(min_length=1)]
-    held_out: list[str]
-    prompt_length: Positive
-    """Longest prompt, in tokens, chat template included. Longer ones are dropped and counted."""
-    domain_interleave_probs: dict[str, Probability]
-    """Share of each domain among the sampled prompts. Sums to 1."""
-
-    @model_validator(mode="after")
-    def _probabilities_sum_to_one(self) -> DataConfig:
-        total = sum(self.domain_interleave_probs.values())
-        if abs(total - 1.0) > 1e-6:
-            parts = " + ".join(f"{domain} {p:g}" for domain, p in self.domain_interleave_probs.items())
-            raise ValueError(f"domain_interleave_probs must sum to 1, but {parts} = {total:g}")
-        return self
 
 
 class FilterConfig(Section):
@@ -341,7 +323,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _evaluation_needs_prompts(self) -> Config:
-        if self.eval_steps > 0 and not self.data.held_out:
+        if self.eval_steps > 0 and not self.data.holds_out:
             raise ValueError("eval_steps is not 0, but data.held_out names no file: add one, or set eval_steps=0")
         return self
 

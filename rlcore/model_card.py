@@ -43,6 +43,10 @@ def _facts(config: Config, iteration: int) -> list[tuple[str, str]]:
         ("base model", f"`{config.model.path}`"),
         ("training prompts", _files(config.data.train)),
         ("held-out prompts", _files(config.data.held_out)),
+        *(
+            (f"reasoning-gym's {source.task}", f"{source.train} problems, and {source.held_out} held out")
+            for source in config.data.reasoning_gym
+        ),
         ("domains", ", ".join(_domains(config))),
         ("algorithm", f"{algorithm.adv_estimator} advantages, {algorithm.policy_loss} loss, {algorithm.loss_agg_mode}"),
         (

@@ -15,9 +15,11 @@ from pathlib import Path
 import polars as pl
 
 from rlcore.batches import PromptBatch
-from rlcore.config import Config, DataConfig
+from rlcore.config import Config
 from rlcore.data.datasets import DatasetError, load_prompts, tokenize_prompts
+from rlcore.data.reasoning_gym import made_files
 from rlcore.data.sampler import PromptSampler
+from rlcore.data.settings import DataConfig
 from rlcore.pretrained import cache_directory
 
 logger = logging.getLogger(__name__)
@@ -29,35 +31,46 @@ WEIGHTS = {".safetensors", ".bin", ".gguf", ".pt", ".pth"}
 
 
 def check_datasets(config: Config) -> None:
-    """Read every data file, so that what is wrong with one is known before anything is started.
+    """Read every data file, and make what is to be made: what is wrong is known before anything is started.
 
     Raises:
         FileNotFoundError, DatasetError: a file is missing or broken, or a domain that is drawn has no prompts.
     """
     domains = config.data.domain_interleave_probs
-    there = set(load_prompts(config.data.train, set(domains))["domain"].unique())
+    there = set(load_prompts(_training_files(config.data), set(domains))["domain"].unique())
     empty = sorted(domain for domain, probability in domains.items() if probability > 0 and domain not in there)
     if empty:
         raise DatasetError(
-            f"data.domain_interleave_probs draws {', '.join(empty)}, but data.train has only {', '.join(sorted(there))}"
+            f"data.domain_interleave_probs draws {', '.join(empty)}, but the prompts to train on are of "
+            f"{', '.join(sorted(there))}"
         )
-    if config.data.held_out:
-        load_prompts(config.data.held_out, set(domains))
+    if config.data.holds_out:
+        load_prompts(_held_out_files(config.data), set(domains))
 
 
 def training_sampler(config: Config) -> PromptSampler:
     """The seeded order of the training prompts."""
-    prompts = _tokenized(tuple(config.data.train), _domains(config.data), config.model.path, config.data.prompt_length)
+    prompts = _tokenized(
+        _training_files(config.data), _domains(config.data), config.model.path, config.data.prompt_length
+    )
     return PromptSampler(prompts, config.data.domain_interleave_probs, config.seed)
 
 
 def held_out_prompts(config: Config) -> pl.DataFrame:
     """All held-out prompts, as a PromptBatch in the order of their files."""
     prompts = _tokenized(
-        tuple(config.data.held_out), _domains(config.data), config.model.path, config.data.prompt_length
+        _held_out_files(config.data), _domains(config.data), config.model.path, config.data.prompt_length
     )
     batch = prompts.with_columns(seed=pl.lit(0, dtype=pl.Int64), epoch=pl.lit(0, dtype=pl.Int64))
     return batch.select(PromptBatch.to_schema().columns.keys())
+
+
+def _training_files(data: DataConfig) -> tuple[str, ...]:
+    return (*data.train, *(str(made_files(source)[0]) for source in data.reasoning_gym))
+
+
+def _held_out_files(data: DataConfig) -> tuple[str, ...]:
+    return (*data.held_out, *(str(made_files(source)[1]) for source in data.reasoning_gym if source.held_out))
 
 
 def _domains(data: DataConfig) -> frozenset[str]:

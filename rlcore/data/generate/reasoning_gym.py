@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-import reasoning_gym
-
 from rlcore.data.generate.split import SEED, Split
+from rlcore.data.reasoning_gym import SURPLUS, problems, row
 
 TASKS: dict[str, dict[str, Any]] = {
     "chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
@@ -25,18 +23,8 @@ def reasoning_gym_mix() -> Split:
     split = Split([], [])
     train_count, held_out_count = TASK_ROWS
     for task, parameters in TASKS.items():
-        entries = reasoning_gym.create_dataset(task, seed=SEED, size=10 * sum(TASK_ROWS), **parameters)
-        # The same words in another order (4, 6 and 6, 4) are the same problem.
-        problems = {tuple(sorted(re.findall(r"\w+", entry["question"]))): entry for entry in entries}
-        rows = [
-            {
-                "domain": "reasoning_gym",
-                "tag": task,
-                "prompt": f"{entry['question'].strip()} Answer with nothing but the result.",
-                "ground_truth": entry,
-            }
-            for entry in problems.values()
-        ]
+        entries = problems(task, SEED, SURPLUS * sum(TASK_ROWS), parameters)
+        rows = [row(entry, "reasoning_gym", "Answer with nothing but the result.") for entry in entries]
         split.held_out.extend(rows[:held_out_count])
         split.train.extend(rows[held_out_count : held_out_count + train_count])
     return split
