@@ -15,9 +15,10 @@ def observed(leak: float, slower: float = 0.0) -> Observed:
     for number in range(1, ITERATIONS + 1):
         noted.seconds[number] = 2.0 + slower * number + chance.random() / 10 + (30.0 if number == KILLED else 0.0)
         size = 100.0 + leak * number + chance.random()
-        noted.samples.append((number, "engine", 1, size, 20))
+        now = 30.0 * number
+        noted.samples.append((number, now, "engine", 1, size, 20))
         again = number > KILLED
-        noted.samples.append((number, "trainer", 2 + again, 100.0 + 50.0 * again + chance.random(), 20))
+        noted.samples.append((number, now, "trainer", 2 + again, 100.0 + 50.0 * again + chance.random(), 20))
     return noted
 
 
@@ -41,3 +42,15 @@ def test_iterations_that_take_longer_and_longer_are_growth() -> None:
 
 def test_a_lost_update_is_no_success() -> None:
     assert not report(observed(leak=0.0), updates=ITERATIONS - 1)
+
+
+def test_what_fills_for_a_quarter_of_an_hour_is_measured_after_it() -> None:
+    noted = observed(leak=0.0)
+    for number in range(1, ITERATIONS + 1):
+        now = 30.0 * number
+        noted.samples.append((number, now, "prefect-server", 5, 200.0 + min(now, 900.0) / 10, 20))
+    assert report(noted, updates=ITERATIONS)
+    noted.samples = [
+        (*row[:4], row[4] + (row[0] if row[2] == "prefect-server" else 0), row[5]) for row in noted.samples
+    ]
+    assert not report(noted, updates=ITERATIONS)

@@ -45,6 +45,7 @@ async def ask(
 
     Args:
         url: of the API, such as http://127.0.0.1:8000/v1.
+        model: as the endpoint calls it.
         rubric: the prompt, in place of RUBRICS[scale].
         api_key_variable: the environment variable that has the key, if the endpoint wants one.
 

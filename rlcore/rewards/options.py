@@ -1,6 +1,7 @@
 """What can be set about each grader. Read with the configuration, without the graders' own packages.
 
-The fields are the keyword arguments of the grader's function `grade`, which says what they do.
+The fields are the keyword arguments of the grader's function `grade` or `ask`, which says what they do. Only a judge's
+`serve` is none: the router starts the server, and gives its `url`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from rlcore.config_errors import describe
 from rlcore.section import Positive, Section
@@ -31,13 +32,30 @@ class IfevalOptions(Section):
     loose: bool = False
 
 
+class ServeOptions(Section):
+    """Of the server that is started for a judge."""
+
+    threads: Positive = 1
+    kv_cache_gib: Annotated[float, Field(gt=0.0)] = 0.25
+    context_length: Positive = 2048
+    """Tokens of a question and its reply."""
+    max_num_seqs: Positive = 32
+
+
 class JudgeOptions(Section):
-    url: str
+    url: str | None = None
+    serve: ServeOptions | None = None
     model: str
     scale: Literal["yes_no", "0_to_10"] = "yes_no"
     rubric: str | None = None
     max_tokens: Positive = 512
     api_key_variable: str | None = None
+
+    @model_validator(mode="after")
+    def _is_somewhere(self) -> JudgeOptions:
+        if (self.url is None) == (self.serve is None):
+            raise ValueError("set either url, of a judge that is there, or serve, to have one started")
+        return self
 
 
 class MultipleChoiceOptions(Section):

@@ -6,16 +6,21 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import compress
+from typing import Any
 
 import polars as pl
 
 from rlcore.batches import COMPONENT, RewardBatch, validate
 from rlcore.rewards.interface import Outcome, Task
-from rlcore.rewards.options import SERVICES
+from rlcore.rewards.judge_server import JudgeServer
+from rlcore.rewards.options import SERVICES, ServeOptions
 from rlcore.rewards.services import ask_services
 from rlcore.rewards.workers import WorkerPool
 from rlcore.shaping.combine import combine_graders
 from rlcore.shaping.settings import RewardConfig
+
+Served = tuple[str, ServeOptions]
+"""A model, and how it is served."""
 
 
 class RewardRouter:
@@ -29,6 +34,7 @@ class RewardRouter:
         self._at_once = {domain: reward.at_once for domain, reward in rewards.items()}
         local = set(self._graders["grader"]) - SERVICES
         self._pool = WorkerPool(local, processes if local else 0)
+        self._servers = _servers_of(rewards)
 
     def grade(self, responses: pl.DataFrame) -> pl.DataFrame:
         """A RewardBatch, its rows in the order of the responses.
@@ -80,14 +86,35 @@ class RewardRouter:
         """One per task, in their order. Services are asked while the grader processes work."""
         asks = [task.grader in SERVICES for task in tasks]
         with ThreadPoolExecutor(1) as beside:
-            asked = beside.submit(ask_services, list(compress(tasks, asks)), self._at_once)
+            questions = [self._with_url(task) for task in compress(tasks, asks)]
+            asked = beside.submit(ask_services, questions, self._at_once)
             graded = iter(self._pool.run([task for task in tasks if task.grader not in SERVICES], self._at_once))
             answered = iter(asked.result())
         return [next(answered if a_service else graded) for a_service in asks]
 
+    def _with_url(self, task: Task) -> Task:
+        """With the URL of the server that was started for its judge."""
+        if task.options.get("serve") is None:
+            return task
+        options = {name: value for name, value in task.options.items() if name != "serve"}
+        return task._replace(options=options | {"url": self._servers[_server_of(task.options)].url()})
+
     def close(self) -> None:
-        """End the grader processes. Another `grade` starts others."""
+        """End the grader processes, of which another `grade` starts others, and the judges' servers."""
         self._pool.close()
+        for server in self._servers.values():
+            server.close()
+
+
+def _servers_of(rewards: Mapping[str, RewardConfig]) -> dict[Served, JudgeServer]:
+    """One for each model that is to be a judge, started."""
+    graders = [grader for reward in rewards.values() for grader in reward.weighted_graders]
+    served = {_server_of(grader.options) for grader in graders if grader.options.get("serve") is not None}
+    return {(model, options): JudgeServer(model, options) for model, options in served}
+
+
+def _server_of(options: Mapping[str, Any]) -> Served:
+    return options["model"], ServeOptions.model_validate(options["serve"])
 
 
 def _graders_of(rewards: Mapping[str, RewardConfig]) -> pl.DataFrame:

@@ -71,7 +71,7 @@ def test_what_cannot_be_made_is_said(settings: dict[str, Any], message: str) -> 
 
 def test_too_few_different_problems_are_told_and_leave_no_file(cache: Path) -> None:
     with pytest.raises(
-        DatasetError, match="only .* different problems as it is set up, but 500 to train on and 5 held"
+        DatasetError, match=r"only .* different problems as it is set up, but 500 to train on and 5 held"
     ):
         made_files(source(train=500, parameters={"max_terms": 2, "max_digits": 1}))
     assert not list(cache.glob("problems/*"))

@@ -46,6 +46,8 @@ STALLED_SECONDS = 600.0
 """So long without another iteration, the soak has failed."""
 WARM_UP = 5
 """Iterations in which a process fills its caches."""
+FILLS_SECONDS = {"prefect-server": 900.0}
+"""And time, where that counts: Prefect's server keeps for a quarter of an hour what it has done."""
 FEWEST = 10
 """Iterations that a process is seen in after these, before its growth means anything."""
 AROUND_A_KILL = 3
@@ -79,14 +81,17 @@ ALLOWED_SHARE = 0.05
 ERRORS = 3.0
 """Standard errors that growth is beyond to be one."""
 
-SAMPLES = {"iteration": pl.Int64, "kind": pl.String, "pid": pl.Int64, BYTES: pl.Float64, HANDLES: pl.Int64}
+SAMPLES = {
+    **{"iteration": pl.Int64, "time": pl.Float64, "kind": pl.String, "pid": pl.Int64},
+    **{BYTES: pl.Float64, HANDLES: pl.Int64},
+}
 
 
 @dataclass
 class Observed:
     """What was noted."""
 
-    samples: list[tuple[int, str, int, float, int]] = field(default_factory=list)
+    samples: list[tuple[int, float, str, int, float, int]] = field(default_factory=list)
     """Rows of SAMPLES: one for each process after each iteration."""
     seconds: dict[int, float] = field(default_factory=dict)
     """Of each iteration."""
@@ -159,10 +164,10 @@ class Soak:
     def _note(self, iteration: int) -> None:
         for kind, process in self._processes():
             try:
-                row = (iteration, kind, process.pid, process.memory_full_info().pss / 1e6, process.num_fds())
+                used = process.memory_full_info().pss / 1e6, process.num_fds()
             except psutil.Error:
                 continue
-            self.observed.samples.append(row)
+            self.observed.samples.append((iteration, time.time(), kind, process.pid, *used))
 
     def _kill(self, victim: str) -> bool:
         """Whether there was one."""
@@ -213,9 +218,14 @@ def fit(series: list[tuple[list[int], list[float]]]) -> Growth:
     return Growth(100 * slope, 100 * error, level, len({time for times, _ in series for time in times}))
 
 
-def by_process(samples: pl.DataFrame, measure: str) -> list[tuple[list[int], list[float]]]:
-    """One series for each process that was seen long enough, its warm-up left out."""
-    settled = samples.filter(pl.col("iteration") >= pl.col("iteration").min().over("pid") + WARM_UP)
+def by_process(samples: pl.DataFrame, measure: str, fills: float) -> list[tuple[list[int], list[float]]]:
+    """One series for each process that was seen long enough, its warm-up left out.
+
+    Args:
+        fills: seconds that this takes, if it is more than WARM_UP iterations.
+    """
+    is_warm = pl.col("iteration") >= pl.col("iteration").min().over("pid") + WARM_UP
+    settled = samples.filter(is_warm & (pl.col("time") >= pl.col("time").min().over("pid") + fills))
     series = [
         (rows["iteration"].to_list(), rows[measure].to_list())
         for _, rows in settled.sort("iteration").group_by("pid", maintain_order=True)
@@ -235,7 +245,7 @@ def growths(observed: Observed) -> dict[tuple[str, str], Growth]:
         found[PROCESSES, "all"] = fit([(calm, [float(counts[number]) for number in calm])])
     for (kind,), rows in samples.group_by("kind", maintain_order=True):
         for measure in (BYTES, HANDLES):
-            if series := by_process(rows, measure):
+            if series := by_process(rows, measure, FILLS_SECONDS.get(str(kind), 0.0)):
                 found[measure, str(kind)] = fit(series)
     return found
 
