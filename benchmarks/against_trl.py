@@ -56,7 +56,7 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = [f"iterations={arguments.iterations}", f"eval_steps={arguments.eval_steps}"]
     if arguments.quick:
-        settings = ["iterations=2", "eval_steps=0", "rollout.rollout_batch_size=2"]
+        settings = ["iterations=2", "eval_steps=0", "rollout.rollout_batch_size=2", "hardware.engines=1"]
     python = trl_environment()
     # One after the other, so that each has the machine to itself.
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(2 if arguments.quick else 1) as executor:

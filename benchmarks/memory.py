@@ -40,11 +40,12 @@ READINGS = {"time": pl.Float64, "pid": pl.Int64, "command": pl.String, "bytes": 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="twelve iterations of small batches")
+    parser.add_argument("--quick", action="store_true", help="two small iterations with one engine, no growth")
     parser.add_argument("--samples", metavar="FILE", help="write every process's size at every look to a CSV file")
     parser.add_argument("overrides", nargs="*", help="of configs/arithmetic.yaml")
     arguments = parser.parse_args()
-    quick = ["iterations=12", "rollout.rollout_batch_size=2", "eval_steps=2", "save_steps=4"]
+    quick = ["iterations=2", "rollout.rollout_batch_size=2", "eval_steps=0", "save_steps=0", "tracking.wandb=off"]
+    quick += ["hardware.engines=1", "hardware.engine_threads=2"]
     settings = quick if arguments.quick else ["iterations=40"]
     with tempfile.TemporaryDirectory() as runs:
         command = [str(Path(sys.executable).parent / "rlvr"), "train", "arithmetic", f"runs_dir={runs}", "run=memory"]

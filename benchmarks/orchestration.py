@@ -27,16 +27,18 @@ AIM_SECONDS, AIM_SHARE = 0.5, 0.05
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two measured iterations of small batches")
+    parser.add_argument("--quick", action="store_true", help="one measured iteration of a small batch, with one engine")
     parser.add_argument("--run", help="directory of a run that is there")
     arguments = parser.parse_args()
     if arguments.run:
         report(RunStore(arguments.run).ledger())
         return
-    iterations, size = (4, 2) if arguments.quick else (10, 16)
+    iterations, size = (3, 2) if arguments.quick else (10, 16)
     with tempfile.TemporaryDirectory() as runs:
         settings = [f"runs_dir={runs}", "run=orchestration", f"iterations={iterations}", "eval_steps=0", "save_steps=0"]
         settings.append(f"rollout.rollout_batch_size={size}")
+        if arguments.quick:
+            settings += ["hardware.engines=1", "hardware.engine_threads=2", "tracking.wandb=off"]
         subprocess.run([Path(sys.executable).parent / "rlvr", "train", "arithmetic", *settings], check=True)
         report(RunStore(f"{runs}/orchestration").ledger())
 

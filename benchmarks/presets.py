@@ -47,7 +47,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as runs:
             held_out = Path(runs) / "held_out.jsonl"
             held_out.write_text("".join(HELD_OUT.read_text().splitlines(keepends=True)[:QUICK_HELD_OUT]))
-            settings = ["rollout.rollout_batch_size=2", f"data.held_out=[{held_out}]"]
+            settings = ["rollout.rollout_batch_size=2", f"data.held_out=[{held_out}]", "hardware.engines=1"]
             store = train(QUICK, runs, 2, *settings)
             print("\n".join([HEAD, row(store), figure([store])]))
         return

@@ -340,9 +340,14 @@ def start_ray(services: Services, *, end_with_parent: bool = False) -> None:
     command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
     command += [f"--node-ip-address={HOST}", f"--port={services.ray_port}"]
     command += ["--include-dashboard=false", "--disable-usage-stats"]
-    # Stages that run together are more than the cores of a small machine. Ray keeps no more idle workers than there
-    # are cores, and one that it ends takes seconds to start again.
-    _start(services, RAY, command, {"RAY_num_workers_soft_limit": str(STAGE_WORKERS)}, end_with_parent)
+    environment = {
+        # Stages that run together are more than the cores of a small machine. Ray keeps no more idle workers than
+        # there are cores, and one that it ends takes seconds to start again.
+        "RAY_num_workers_soft_limit": str(STAGE_WORKERS),
+        # What the head remembers, for `ray list tasks`: 100,000 would be hundreds of MB.
+        "RAY_task_events_max_num_task_in_gcs": "1000",
+    }
+    _start(services, RAY, command, environment, end_with_parent)
 
 
 def start_worker(services: Services) -> None:

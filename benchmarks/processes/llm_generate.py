@@ -24,8 +24,10 @@ from rlcore.generation.vllm_arguments import engine_arguments, whole_distributio
 def main() -> None:
     config = load(Path(sys.argv[1]))
     rounds = json.loads(Path(sys.argv[2]).read_text())
-    arguments = dataclasses.asdict(engine_arguments(config, cuda=False))
-    del arguments["worker_extension_cls"]
+    wanted = engine_arguments(config, cuda=False)
+    arguments = {field.name: getattr(wanted, field.name) for field in dataclasses.fields(wanted)}
+    # What only rlvr has need of.
+    del arguments["worker_extension_cls"], arguments["weight_transfer_config"]
     llm = LLM(**arguments)
     measured = []
     for requests in rounds:
