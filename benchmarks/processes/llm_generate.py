@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from vllm import LLM
+from vllm import LLM, EngineArgs
 from vllm.inputs.engine import tokens_input
 
 from rlcore.compose import load
@@ -25,7 +25,7 @@ def main() -> None:
     config = load(Path(sys.argv[1]))
     rounds = json.loads(Path(sys.argv[2]).read_text())
     wanted = engine_arguments(config, cuda=False)
-    arguments = {field.name: getattr(wanted, field.name) for field in dataclasses.fields(wanted)}
+    arguments = {field.name: getattr(wanted, field.name) for field in dataclasses.fields(EngineArgs)}
     # What only rlvr has need of.
     del arguments["worker_extension_cls"], arguments["weight_transfer_config"]
     llm = LLM(**arguments)
