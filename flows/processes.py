@@ -116,8 +116,12 @@ def await_ready(service: Service, ready: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
-def end(service: Service) -> bool:
-    """End a process with everything it started, also what is left of it if it died; whether it was alive."""
+def end(service: Service, patience: float = STOP_SECONDS) -> bool:
+    """End a process with everything it started, also what is left of it if it died; whether it was alive.
+
+    Args:
+        patience: seconds that it has to end by itself, before it is killed.
+    """
     process = service.process()
     family = [] if process is None else [process]
     # Between being found and being ended any of them may end by itself.
@@ -126,7 +130,7 @@ def end(service: Service) -> bool:
             # What a supervisor started are services of their own.
             family += [child for child in process.children(recursive=True) if _mark_of(child) in (None, service.mark)]
             process.terminate()
-        psutil.wait_procs([process], timeout=STOP_SECONDS)
+        psutil.wait_procs([process], timeout=patience)
     family += [left for left in members(service) if left not in family]
     # What was told to end gets a moment to do so; what lost its parent was told nothing.
     _, alive = psutil.wait_procs(family, timeout=2.0 if process else 0)

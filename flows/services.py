@@ -23,6 +23,7 @@ from pydantic import BaseModel
 
 from flows.processes import (
     HOST,
+    STOP_SECONDS,
     Service,
     ServiceDied,
     ServiceError,
@@ -45,6 +46,8 @@ HEARTBEAT_SECONDS = 30
 """Between two signs of life of a flow run; Prefect takes no fewer."""
 DEPLOY_SECONDS = 60.0
 """For each of the commands that tell the server about the flows: they take a few."""
+RAY_STOP_SECONDS = 3.0
+"""With actors in it Ray takes a quarter of a minute to end. What they hold may be lost at any moment anyway."""
 
 
 class Services(BaseModel):
@@ -289,7 +292,12 @@ def stop_recorded() -> list[str]:
 
 def stop(services: Services) -> list[str]:
     """End the services, newest first, with everything they started; the names of those that were alive."""
-    return [service.name for service in reversed(services.processes) if end(service)]
+    patience = {RAY: RAY_STOP_SECONDS}
+    return [
+        service.name
+        for service in reversed(services.processes)
+        if end(service, patience.get(service.name, STOP_SECONDS))
+    ]
 
 
 def deploy(services: Services) -> None:
