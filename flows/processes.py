@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -15,10 +13,10 @@ from pathlib import Path
 import psutil
 from pydantic import BaseModel
 
+from rlcore import machine
 from rlcore.log_end import last_lines
-from rlcore.machine import started
+from rlcore.machine import HOST, started
 
-HOST = "127.0.0.1"
 START_SECONDS = 90.0
 STOP_SECONDS = 15.0
 MARK = "RLVR_SERVICE"
@@ -91,15 +89,9 @@ def start_process(
             env={**os.environ, **environment, MARK: mark(name, log)},
             # A session of its own: Ctrl-C in the terminal reaches the training, which then ends these in order.
             start_new_session=True,
-            preexec_fn=_end_with_parent if end_with_parent else None,
+            preexec_fn=machine.end_with_parent if end_with_parent else None,
         )
     return Service(name=name, pid=process.pid, created=started(process.pid), log=str(log))
-
-
-def _end_with_parent() -> None:
-    """In the child: SIGTERM when the parent dies, however it dies."""
-    set_parent_death_signal = 1
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
 
 def await_ready(service: Service, ready: Callable[[], bool]) -> None:
@@ -174,12 +166,6 @@ def _mark_of(process: psutil.Process) -> str | None:
         return process.environ().get(MARK)
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        return int(listener.getsockname()[1])
 
 
 def refuse_taken_port(port: int, what: str) -> None:

@@ -22,7 +22,6 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from flows.processes import (
-    HOST,
     STOP_SECONDS,
     Service,
     ServiceDied,
@@ -31,11 +30,11 @@ from flows.processes import (
     await_ready,
     dead_of,
     end,
-    free_port,
     refuse_taken_port,
     start_process,
 )
 from flows.watch import watched
+from rlcore.machine import HOST, free_port
 from rlcore.pretrained import cache_directory
 
 POOL = "rlvr"
@@ -292,11 +291,10 @@ def stop_recorded() -> list[str]:
 
 def stop(services: Services) -> list[str]:
     """End the services, newest first, with everything they started; the names of those that were alive."""
-    patience = {RAY: RAY_STOP_SECONDS}
     return [
         service.name
         for service in reversed(services.processes)
-        if end(service, patience.get(service.name, STOP_SECONDS))
+        if end(service, RAY_STOP_SECONDS if service.name == RAY else STOP_SECONDS)
     ]
 
 

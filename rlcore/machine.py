@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import socket
 from pathlib import Path
 
 import psutil
 
+HOST = "127.0.0.1"
+"""Where whatever listens is bound."""
+SET_PARENT_DEATH_SIGNAL = 1
+"""Of prctl."""
 CPU_INFO = Path("/proc/cpuinfo")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 BFLOAT16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -55,3 +62,15 @@ def _cpu_flags() -> set[str]:
     lines = CPU_INFO.read_text().splitlines()
     flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
     return set(flags.partition(":")[2].split())
+
+
+def free_port() -> int:
+    """One that nobody on this machine listens at, at this moment."""
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        return int(listener.getsockname()[1])
+
+
+def end_with_parent() -> None:
+    """In a new child: SIGTERM when the parent dies, however it dies."""
+    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)

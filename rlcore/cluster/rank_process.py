@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlcore.log_end import last_lines
+from rlcore.machine import SET_PARENT_DEATH_SIGNAL
 from rlcore.progress import doing, report_to
 
 LOG_SECONDS = 10.0
@@ -82,8 +83,8 @@ def end_forks_with_this_process() -> None:
     Megatron forks one to write a checkpoint. It has this process's connections: as long as it lives, Ray does not
     notice that this one is dead.
     """
-    set_parent_death_signal, kernel = 1, ctypes.CDLL(None)
-    os.register_at_fork(after_in_child=lambda: kernel.prctl(set_parent_death_signal, signal.SIGKILL))
+    kernel = ctypes.CDLL(None)
+    os.register_at_fork(after_in_child=lambda: kernel.prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL))
 
 
 def end_of_log(place: Place) -> str:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,15 +13,14 @@ import httpx
 
 from rlcore.generation.vllm_process import engine_environment
 from rlcore.log_end import last_lines
+from rlcore.machine import HOST, end_with_parent, free_port
 from rlcore.progress import beat
 from rlcore.rewards.interface import ServicesFailed
 from rlcore.rewards.options import ServeOptions
 
-HOST = "127.0.0.1"
 START_SECONDS = 300.0
 LOOK_SECONDS = 0.5
 STOP_SECONDS = 20.0
-SET_PARENT_DEATH_SIGNAL = 1
 GIB = 2**30
 
 
@@ -76,7 +72,7 @@ class JudgeServer:
 
     def _start(self) -> None:
         self._is_ready = False
-        self._port = _free_port()
+        self._port = free_port()
         options = {
             "--model": self._model,
             "--host": HOST,
@@ -97,15 +93,5 @@ class JudgeServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])

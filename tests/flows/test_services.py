@@ -29,7 +29,7 @@ def test_a_port_in_use_is_named_with_its_owner_and_the_way_out() -> None:
 
 
 def test_a_free_port_is_not_refused() -> None:
-    processes.refuse_taken_port(processes.free_port(), "the Ray head")
+    processes.refuse_taken_port(machine.free_port(), "the Ray head")
 
 
 def started(code: str) -> tuple[subprocess.Popen[bytes], Service]:
